@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// How an engine is started. Plain structs; the command line's flags and their help are made from
+// them (cli/). Thread: plain data.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace spin {
+
+enum class DTypeChoice : uint8_t {
+  kAuto,  // bf16 where the processor multiplies it in hardware, else fp32
+  kFloat32,
+  kBFloat16,
+};
+
+struct EngineOptions {
+  // A checkpoint directory (config.json + safetensors + tokenizer.json), a .gguf file or a
+  // .safetensors file beside its config.json.
+  std::string model;
+  // Directory or file to take the tokenizer from; empty: from the model.
+  std::string tokenizer;
+  // Name shown by the API; empty: the last component of `model`.
+  std::string served_model_name;
+  DTypeChoice dtype = DTypeChoice::kAuto;
+  // "auto" (by the checkpoint's template), "none", "chatml", "smollm2", "qwen2.5", "qwen3",
+  // "llama3".
+  std::string chat_format = "auto";
+  // Threads of compute; 0: all usable cores.
+  uint32_t threads = 0;
+  // Longest prompt + output in tokens; 0: the model's own limit, or what the KV memory holds if
+  // that is less.
+  uint64_t max_model_len = 0;
+  // Requests in the running set (choices count singly). More: higher throughput, longer steps.
+  uint32_t max_num_seqs = 64;
+  // Tokens in one step, prefill chunks and decodes together. More: faster prefill, longer pauses
+  // of the running requests.
+  uint32_t max_num_batched_tokens = 512;
+  // false: a prompt is processed in one step, and must fit max_num_batched_tokens.
+  bool enable_chunked_prefill = true;
+  // Bytes of KV cache; 0: what max_num_seqs requests of max_model_len need, at most 60 % of the
+  // memory left after the weights.
+  uint64_t kv_cache_memory_bytes = 0;
+  // Tokens of one page (8, 16, 32 or 64).
+  uint32_t page_tokens = 8;
+  // Requests waiting beyond the running set; more are refused (HTTP 429).
+  uint32_t max_queued_requests = 1024;
+  // Seed of requests that bring none; none: from the system's entropy.
+  std::optional<uint64_t> seed;
+  // Sampling defaults from generation_config.json ("auto") or the neutral ones ("vllm").
+  std::string generation_config = "auto";
+};
+
+// Loading progress in [0, 1] with the part at work ("weights"). Called on the loading thread;
+// returning false cancels the load.
+using LoadProgress = std::function<bool(double fraction, std::string_view part)>;
+
+}  // namespace spin

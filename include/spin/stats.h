@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an engine tells about itself at one moment. Counters only grow; gauges are computed from
+// the live state when asked. Thread: plain data.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace spin {
+
+// Counts per bucket (not cumulative): counts[i] holds values <= bounds[i] and above the previous
+// bound; the last entry counts values above all bounds.
+struct HistogramSnapshot {
+  std::vector<double> bounds;
+  std::vector<uint64_t> counts;  // bounds.size() + 1
+  double sum = 0;
+};
+
+struct EngineStats {
+  // Gauges.
+  uint64_t requests_running = 0;
+  uint64_t requests_waiting = 0;
+  double kv_cache_usage = 0;  // 0..1, pages in use / pages
+  uint64_t kv_pages_total = 0;
+  uint64_t kv_pages_in_use = 0;
+
+  // Counters of accepted requests by how they ended: stop, length, abort, error.
+  std::array<uint64_t, 4> requests_finished{};
+  uint64_t requests_received = 0;  // every submit(), the refused ones too
+  uint64_t requests_refused = 0;   // submit() returned an error
+  uint64_t prompt_tokens = 0;
+  uint64_t generation_tokens = 0;
+  uint64_t preemptions = 0;  // always 0 while admission reserves the whole request
+  uint64_t steps = 0;
+
+  HistogramSnapshot time_to_first_token_s;
+  HistogramSnapshot inter_token_latency_s;
+  HistogramSnapshot e2e_latency_s;
+  HistogramSnapshot queue_time_s;
+  HistogramSnapshot prefill_time_s;
+  HistogramSnapshot decode_time_s;
+  HistogramSnapshot inference_time_s;
+  HistogramSnapshot iteration_tokens;
+  HistogramSnapshot prompt_tokens_per_request;
+  HistogramSnapshot generation_tokens_per_request;
+};
+
+enum class HealthState : uint8_t { kLoading, kReady, kDraining, kStalled, kFailed, kStopped };
+
+struct Health {
+  HealthState state = HealthState::kLoading;
+  // Seconds since the engine last ended a step or was idle.
+  double seconds_since_progress = 0;
+  std::string reason;  // short, fixed text
+};
+
+// What was loaded, for `spin serve`'s start-up lines and /v1/models.
+struct ModelInfo {
+  std::string name;          // as served
+  std::string architecture;  // "llama", "qwen2", "qwen3"
+  std::string dtype;         // of products: "bfloat16" or "float32"
+  std::string kv_dtype;
+  std::string device;       // DeviceProperties::name
+  std::string chat_format;  // "none" if chat is not available
+  uint64_t parameters = 0;
+  uint64_t vocab_size = 0;     // ids below this can be sampled
+  uint64_t max_model_len = 0;  // tokens, prompt and output together
+  uint64_t kv_capacity_tokens = 0;
+  uint64_t kv_cache_bytes = 0;
+  uint64_t weight_bytes = 0;
+  uint32_t threads = 0;
+  int64_t created_unix_s = 0;
+};
+
+}  // namespace spin
