@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "spin/chat.h"
 #include "spin/options.h"
 #include "spin/request.h"
 #include "spin/stats.h"

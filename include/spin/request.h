@@ -135,16 +135,4 @@ struct RequestId {
   friend bool operator==(const RequestId&, const RequestId&) = default;
 };
 
-// A message of a chat. Roles: "system", "user", "assistant".
-struct ChatMessage {
-  std::string role;
-  std::string content;
-};
-
-struct ChatOptions {
-  bool add_generation_prompt = true;
-  // Qwen3's switch; only meaningful for templates that know it.
-  std::optional<bool> enable_thinking;
-};
-
 }  // namespace spin
