@@ -16,7 +16,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "io/mapped_file.h"
@@ -32,6 +31,10 @@ constexpr uint64_t kMaxGgufKeyBytes = 65535;
 constexpr uint64_t kMaxGgufArrayStringBytes = 64 * 1024;  // a token or merge of a tokenizer
 constexpr uint64_t kMaxGgufTensorNameBytes = 64;
 constexpr uint64_t kMaxGgufAlignment = 64 * 1024;
+// Real files have some 50 keys and a few thousand tensors. Tables this long keep the memory for
+// them below a few hundred MB whatever the size of the file.
+constexpr uint64_t kMaxGgufKeys = 1 << 16;
+constexpr uint64_t kMaxGgufTensors = 1 << 20;
 
 enum class GgufType : uint32_t {
   kU8 = 0,
@@ -71,6 +74,9 @@ class GgufArray {
   // Strings have no fixed size: the place of every kStride-th one is kept.
   static constexpr uint64_t kStride = 16;
 
+  Status check_index(uint64_t i) const;
+  Result<std::span<const std::byte>> scalar_at(uint64_t i) const;
+
   GgufType type_ = GgufType::kU8;
   uint64_t size_ = 0;
   std::span<const std::byte> bytes_;    // the elements as stored
@@ -105,6 +111,7 @@ class GgufMetadata {
   struct Value {
     std::string key;
     GgufType type = GgufType::kU8;
+    uint64_t offset = 0;               // of the value in the file
     std::span<const std::byte> bytes;  // scalar: its bytes; string: its text
     GgufArray array;
   };
@@ -116,7 +123,7 @@ class GgufMetadata {
   static Status read_array(ByteReader& reader, GgufArray& array);
 
   std::vector<Value> values_;
-  std::unordered_map<std::string_view, size_t> index_;  // keys point into values_
+  std::vector<uint32_t> by_key_;  // indices of values_, sorted by key
 };
 
 class GgufFile : public TensorSource {

@@ -15,6 +15,7 @@
 #include <span>
 #include <string>
 
+#include "io/open_file.h"
 #include "spin/status.h"
 
 namespace spin::io {
@@ -51,11 +52,11 @@ class MappedFile {
 
  private:
   MappedFile() = default;
-  void close();
+  void unmap();
 
   std::span<const std::byte> bytes_;
   std::string name_;
-  int fd_ = -1;  // -1: borrowed memory
+  FileDescriptor descriptor_;  // invalid: borrowed memory
 };
 
 }  // namespace spin::io

@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "io/mapped_file.h"
@@ -40,6 +41,7 @@ class SafetensorsFile : public TensorSource {
 
  private:
   explicit SafetensorsFile(MappedFile file) : file_(std::move(file)) {}
+  Status read();
 
   MappedFile file_;
   std::map<std::string, std::string> metadata_;

@@ -10,7 +10,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "spin/status.h"
@@ -85,7 +84,7 @@ class TensorSource {
 
  private:
   std::vector<TensorInfo> tensors_;
-  std::unordered_map<std::string_view, size_t> index_;  // keys point into tensors_
+  std::vector<uint32_t> by_name_;  // indices of tensors_, sorted by name
 };
 
 }  // namespace spin::io

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/quote.h"
+
+#include "base/utf8.h"
+
+namespace spin::base {
+namespace {
+
+constexpr size_t kMaxQuotedBytes = 80;
+
+}  // namespace
+
+std::string quote_text(std::string_view text) {
+  const bool cut = text.size() > kMaxQuotedBytes;
+  if (cut) {
+    text = text.substr(0, kMaxQuotedBytes);
+    text = text.substr(0, utf8_complete_prefix(text));
+  }
+  std::string out = "'";
+  out += utf8_replace_invalid(text);
+  for (char& c : out) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = '?';
+  }
+  out += cut ? "...'" : "'";
+  return out;
+}
+
+}  // namespace spin::base
