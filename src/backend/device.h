@@ -115,9 +115,17 @@ class Stream {
   // Lifetime: both ends stay alive until the copy is done.
   virtual void enqueue_copy(void* dst, const void* src, size_t bytes) = 0;
 
-  // Runs `work` in stream order on a host thread. `work` must not enqueue on or wait for this
-  // stream.
-  virtual void enqueue_host(std::function<void()> work) = 0;
+  // Runs `work` in stream order on a host thread; an error it returns becomes the stream's. `work`
+  // must not enqueue on or wait for this stream.
+  virtual void enqueue_task(std::function<Status()> work) = 0;
+
+  // As enqueue_task(), for work that cannot fail.
+  void enqueue_host(std::function<void()> work) {
+    enqueue_task([work = std::move(work)] {
+      work();
+      return ok_status();
+    });
+  }
 
   // Completes when all work queued so far is done.
   virtual Event record_event() = 0;

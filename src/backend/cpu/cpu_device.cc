@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backend/cpu/cpu_device.h"
+
+#include <string>
+#include <utility>
+
+#include "backend/cpu/cpu_ops.h"
+#include "backend/cpu/cpu_stream.h"
+#include "backend/cpu/host_memory.h"
+#include "base/machine.h"
+#include "base/thread_pool.h"
+
+namespace spin::backend::cpu {
+namespace {
+
+class CpuDevice final : public Device {
+ public:
+  CpuDevice(DeviceProperties properties,
+            uint64_t fast_memory_bytes,
+            std::unique_ptr<base::ThreadPool> pool)
+      : properties_(std::move(properties)),
+        fast_("fast", fast_memory_bytes),
+        host_("host", 0),
+        pool_(std::move(pool)),
+        ops_(*pool_, fast_) {}
+
+  const DeviceProperties& properties() const override { return properties_; }
+
+  MemoryResource& memory(MemoryKind kind) override {
+    return kind == MemoryKind::kFast ? fast_ : host_;
+  }
+
+  Result<std::unique_ptr<Stream>> create_stream(std::string_view name) override {
+    SPIN_ASSIGN_OR_RETURN(auto stream, CpuStream::create(name));
+    return std::unique_ptr<Stream>(std::move(stream));
+  }
+
+  Ops& ops() override { return ops_; }
+
+ private:
+  const DeviceProperties properties_;
+  HostMemory fast_;
+  HostMemory host_;
+  const std::unique_ptr<base::ThreadPool> pool_;
+  CpuOps ops_;
+};
+
+}  // namespace
+
+bool cpu_has_fast_bf16() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw");
+#else
+  return false;
+#endif
+}
+
+Result<std::unique_ptr<Device>> create_cpu_device(const CpuDeviceOptions& options) {
+  const uint32_t threads = options.threads != 0 ? options.threads : base::usable_cpus();
+  SPIN_ASSIGN_OR_RETURN(auto pool, base::ThreadPool::create(threads));
+  DeviceProperties properties;
+  properties.threads = threads;
+  properties.fast_bf16 = cpu_has_fast_bf16();
+  properties.memory_bytes = base::usable_memory_bytes();
+  properties.name = base::cpu_model_name() + ", " + std::to_string(threads) +
+                    (threads == 1 ? " thread" : " threads");
+  const uint64_t fast_bytes =
+      options.fast_memory_bytes != 0 ? options.fast_memory_bytes : properties.memory_bytes;
+  return std::unique_ptr<Device>(
+      std::make_unique<CpuDevice>(std::move(properties), fast_bytes, std::move(pool)));
+}
+
+}  // namespace spin::backend::cpu
