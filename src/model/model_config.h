@@ -52,6 +52,10 @@ struct ModelConfig {
   }
 };
 
+// The ranges of model_limits.h, and that the parts fit each other. Both readers below end with it.
+// Errors: kInvalidArgument.
+Status check_config(const ModelConfig& config);
+
 // From the text of config.json, as transformers 4.x or 5.x writes it. `auto_map` and fields that do
 // not change the arithmetic are ignored.
 // Errors: kInvalidArgument (not JSON; a field missing, of the wrong type or out of range),

@@ -22,13 +22,16 @@ constexpr uint32_t kMaxVocabSize = 1 << 22;
 constexpr uint64_t kMaxPositions = 1 << 27;
 constexpr uint32_t kMaxStopIds = 64;
 
+constexpr double kMinRmsEpsilon = 1e-12;
 constexpr double kMaxRmsEpsilon = 0.1;
-constexpr double kMinRopeTheta = 1.0;  // exclusive
+constexpr double kMinRopeTheta = 2.0;
 constexpr double kMaxRopeTheta = 1e12;
-constexpr double kMaxRopeFactor = 1024;         // of any scaling; at least 1
-constexpr double kMaxRopeParameter = 1e6;       // betas, frequency factors, mscale
-constexpr double kMaxRopeAttentionFactor = 16;  // on cos and sin; more than 0
-constexpr double kMaxRopeDivisor = 1e6;         // of rope_freqs.weight; at least 1e-6
+constexpr double kMaxRopeFactor = 1024;     // of any scaling; at least 1
+constexpr double kMinRopeParameter = 1e-6;  // betas, frequency factors, mscale
+constexpr double kMaxRopeParameter = 1e6;
+constexpr double kMinRopeAttentionFactor = 1e-3;  // on cos and sin
+constexpr double kMaxRopeAttentionFactor = 16;
+constexpr double kMaxRopeDivisor = 1e6;  // of rope_freqs.weight; at least 1e-6
 
 constexpr uint32_t kMaxRowsPerStep = 1 << 20;
 

@@ -52,8 +52,8 @@ Status check_rope(const RopeConfig& config);
 //   yarn    e_i f_i + (1 - e_i) f_i / factor, e_i = 1 - clamp((i - a) / (b - a), 0, 1),
 //           a, b = d(beta_fast), d(beta_slow) (floor and ceil if truncate) inside
 //           [0, head_dim - 1], d(r) = head_dim ln(original / (2 pi r)) / (2 ln theta);
-//           attention factor as given, else g(mscale) / g(mscale_all_dim), else g(1), where
-//           g(m) = 0.1 m ln(factor) + 1
+//           attention factor as given, else g(mscale) / g(mscale_all_dim) if both are given, else
+//           g(1), where g(m) = 0.1 m ln(factor) + 1
 // `divisors` (GGUF's rope_freqs.weight, [head_dim / 2], or empty) divide the result.
 // Requires: check_rope(config) is ok; head_dim is even; divisors are positive.
 RopeTable make_rope_table(const RopeConfig& config,
