@@ -166,3 +166,45 @@ def sha256(path):
         for block in iter(lambda: file.read(1 << 20), b""):
             digest.update(block)
     return digest.hexdigest()
+
+
+def llama_config(reader):
+    """transformers' LlamaConfig of a GGUF file of architecture llama without RoPE scaling."""
+    from transformers import LlamaConfig
+
+    def get(key):
+        return reader.get_field(f"llama.{key}").contents()
+
+    names = {t.name for t in reader.tensors}
+    return LlamaConfig(
+        vocab_size=get("vocab_size"),
+        hidden_size=get("embedding_length"),
+        intermediate_size=get("feed_forward_length"),
+        num_hidden_layers=get("block_count"),
+        num_attention_heads=get("attention.head_count"),
+        num_key_value_heads=get("attention.head_count_kv"),
+        rms_norm_eps=get("attention.layer_norm_rms_epsilon"),
+        rope_theta=get("rope.freq_base"),
+        max_position_embeddings=get("context_length"),
+        tie_word_embeddings="output.weight" not in names,
+    )
+
+
+def smollm_tokenizer(reader):
+    """SmolLM2's tokenizer from a GGUF file (pre-tokenizer `smollm`: single digits, then GPT-2's)."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    pre = reader.get_field("tokenizer.ggml.pre").contents()
+    if pre != "smollm":
+        raise ValueError(f"pre-tokenizer {pre}, expected smollm")
+    tokens = reader.get_field("tokenizer.ggml.tokens").contents()
+    types = reader.get_field("tokenizer.ggml.token_type").contents()
+    merges = [tuple(m.split(" ")) for m in reader.get_field("tokenizer.ggml.merges").contents()]
+    tokenizer = Tokenizer(models.BPE({t: i for i, t in enumerate(tokens)}, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
+    tokenizer.decoder = decoders.ByteLevel()
+    control = [t for t, kind in zip(tokens, types) if kind == 3]
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in control])
+    return tokenizer
