@@ -21,6 +21,7 @@ namespace {
 using base::quote_text;
 
 constexpr std::string_view kAlignmentKey = "general.alignment";
+constexpr std::string_view kSplitCountKey = "split.count";
 // Shortest possible entry: name length, empty name, number of dimensions, one dimension, type,
 // offset.
 constexpr uint64_t kMinTensorEntryBytes = 8 + 4 + 8 + 4 + 8;
@@ -191,6 +192,17 @@ Status GgufFile::read_alignment() {
   return ok_status();
 }
 
+Status GgufFile::refuse_splits() const {
+  const auto* value = metadata_.find(kSplitCountKey);
+  if (value == nullptr) return ok_status();
+  SPIN_ASSIGN_OR_RETURN(const uint64_t parts, metadata_.get_uint(kSplitCountKey));
+  if (parts <= 1) return ok_status();
+  return Status(StatusCode::kUnsupported,
+                fmt::format("{}: expected one file, found a part of {} at offset {}; merge them "
+                            "first",
+                            kSplitCountKey, parts, value->offset));
+}
+
 Status GgufFile::read_tensor(ByteReader& reader, TensorInfo& info) const {
   SPIN_RETURN_IF_ERROR(read_shape(reader, info));
   SPIN_RETURN_IF_ERROR(read_element_type(reader, info));
@@ -242,13 +254,7 @@ Status GgufFile::read() {
   SPIN_RETURN_IF_ERROR(read_header(reader, tensor_count, value_count));
   SPIN_RETURN_IF_ERROR(metadata_.read(reader, value_count));
   SPIN_RETURN_IF_ERROR(read_alignment());
-  SPIN_ASSIGN_OR_RETURN(const uint64_t splits, metadata_.get_uint_or("split.count", 1));
-  if (splits > 1) {
-    return Status(
-        StatusCode::kUnsupported,
-        fmt::format("split.count: expected one file, found a part of {}; merge them first",
-                    splits));
-  }
+  SPIN_RETURN_IF_ERROR(refuse_splits());
   SPIN_RETURN_IF_ERROR(
       reader.need_elements(tensor_count, kMinTensorEntryBytes, "number of tensors"));
   std::vector<TensorInfo> tensors;

@@ -147,6 +147,7 @@ class GgufFile : public TensorSource {
   Status read();
   Status read_header(ByteReader& reader, uint64_t& tensor_count, uint64_t& value_count);
   Status read_alignment();
+  Status refuse_splits() const;
   Status read_tensor(ByteReader& reader, TensorInfo& info) const;
   // Makes offsets absolute; checks them against the file and each other.
   Status place_tensors(uint64_t header_end, std::vector<TensorInfo>& tensors) const;

@@ -84,6 +84,7 @@ bool read_uints(dom::element value, size_t most, std::vector<uint64_t>& out) {
 
 // Bytes of a tensor of this type and shape; nothing on overflow or with half a byte left.
 std::optional<uint64_t> size_of(const DType& dtype, uint64_t elements) {
+  if (dtype.bits % 8 == 0) return base::checked_mul<uint64_t>(elements, dtype.bits / 8);
   const auto bits = base::checked_mul<uint64_t>(elements, dtype.bits);
   if (!bits || *bits % 8 != 0) return std::nullopt;
   return *bits / 8;
