@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every limit on a request, checked before anything exists for it. The one place that knows the
+// ranges of SamplingParams. Thread: pure functions.
+#pragma once
+
+#include <cstdint>
+
+#include "spin/request.h"
+#include "spin/status.h"
+
+namespace spin::engine {
+
+inline constexpr float kMaxTemperature = 2.0f;
+inline constexpr float kMinRepetitionPenalty = 0.01f;
+inline constexpr float kMaxRepetitionPenalty = 100.0f;
+inline constexpr float kMaxPresencePenalty = 2.0f;  // and its negative; frequency likewise
+inline constexpr float kMaxLogitBias = 100.0f;      // and its negative
+inline constexpr uint32_t kMaxChoices = 128;
+inline constexpr uint32_t kMaxTopLogprobs = 20;
+inline constexpr uint64_t kMaxStopStrings = 16;
+inline constexpr uint64_t kMaxStopStringBytes = 1024;
+inline constexpr uint64_t kMaxStopTokenIds = 64;
+inline constexpr uint64_t kMaxLogitBiasEntries = 1024;
+
+// What the engine can hold.
+struct RequestLimits {
+  uint64_t vocab_size = 0;
+  uint64_t max_model_len = 0;       // prompt and output of one choice
+  uint64_t kv_capacity_tokens = 0;  // of the whole pool
+  uint64_t kv_pages = 0;
+  // 0: no limit of its own; else prompts are processed in one step of so many tokens.
+  uint64_t max_prompt_tokens = 0;
+};
+
+// Ranges of every field; independent of the prompt. Errors: kInvalidArgument with param().
+Status check_sampling(const SamplingParams& params, const RequestLimits& limits);
+
+// Output limit of a request: its max_tokens, or what the model's length leaves.
+// Requires: the prompt is shorter than max_model_len.
+uint64_t resolved_max_tokens(const GenerateRequest& request, const RequestLimits& limits);
+
+// Everything: sampling, the prompt's ids, and whether prompt and output can ever fit. A request
+// that cannot is refused with the numbers; messages of that kind begin with
+// "context_length_exceeded".
+// `request_pages`: pages of one choice. Errors: kInvalidArgument with param().
+Status check_request(const GenerateRequest& request, const RequestLimits& limits);
+
+// Errors: kInvalidArgument with the numbers, when one choice can never be given its pages.
+Status check_pages(uint64_t needed_pages,
+                   const GenerateRequest& request,
+                   const RequestLimits& limits);
+
+}  // namespace spin::engine

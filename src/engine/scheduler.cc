@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/scheduler.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace spin::engine {
+namespace {
+
+struct Prefill {
+  uint32_t sequence = 0;
+  uint64_t remaining = 0;
+  uint32_t given = 0;
+  bool wants_prompt_logits = false;
+};
+
+void admit_waiting(const SchedulerState& state, const SchedulerOptions& options, StepPlan& plan) {
+  uint64_t free_pages = state.free_pages;
+  size_t running = state.running.size();
+  for (uint32_t i = 0; i < state.waiting.size(); ++i) {
+    if (running >= options.max_num_seqs) return;
+    const WaitingSequence& waiting = state.waiting[i];
+    const bool one_step =
+        options.chunked_prefill || waiting.prompt_tokens <= options.max_num_batched_tokens;
+    if (waiting.pages > state.total_pages || !one_step) {
+      plan.reject.push_back(i);
+      continue;
+    }
+    if (waiting.pages > free_pages) {
+      if (waiting.passed >= options.max_passes) return;  // it has waited enough: nobody passes
+      continue;
+    }
+    plan.admit.push_back(i);
+    free_pages -= waiting.pages;
+    ++running;
+  }
+}
+
+// Tokens that may go to `prefill` out of `budget`, given the logit rows that are left. The step
+// that ends a prompt needs one row to sample from.
+uint32_t chunk_size(const Prefill& prefill,
+                    uint32_t budget,
+                    uint32_t rows_left,
+                    const SchedulerOptions& options) {
+  if (!options.chunked_prefill) {
+    return prefill.remaining <= budget ? static_cast<uint32_t>(prefill.remaining) : 0;
+  }
+  const uint64_t most = std::min<uint64_t>(prefill.remaining, budget);
+  const uint64_t by_rows = prefill.wants_prompt_logits ? std::min<uint64_t>(most, rows_left) : most;
+  return static_cast<uint32_t>(by_rows);
+}
+
+// Rows that the sequences other than the one at hand need at worst: one each.
+class RowBudget {
+ public:
+  RowBudget(uint32_t rows, size_t sequences) : spare_(rows > sequences ? rows - sequences : 0) {}
+  // Rows for one sequence: its own one and what is spare.
+  uint32_t available() const { return 1 + static_cast<uint32_t>(spare_); }
+  void take(uint32_t rows) { spare_ -= std::min<uint64_t>(spare_, rows > 1 ? rows - 1 : 0); }
+
+ private:
+  uint64_t spare_;
+};
+
+uint32_t rows_of(const Prefill& prefill, uint32_t tokens) {
+  if (tokens == 0) return 0;
+  if (prefill.wants_prompt_logits) return tokens;
+  return tokens == prefill.remaining ? 1 : 0;
+}
+
+void give(Prefill& prefill, uint32_t tokens, RowBudget& rows, uint32_t& budget) {
+  prefill.given = tokens;
+  rows.take(rows_of(prefill, tokens));
+  budget -= tokens;
+}
+
+void share_budget(std::vector<Prefill>& prefills,
+                  uint32_t budget,
+                  RowBudget rows,
+                  const SchedulerOptions& options) {
+  if (prefills.empty()) return;
+  // The oldest first with at least half; unchunked it is all or nothing.
+  const uint32_t first_share = options.chunked_prefill ? budget - budget / 2 : budget;
+  give(prefills[0], chunk_size(prefills[0], first_share, rows.available(), options), rows, budget);
+  std::vector<uint32_t> order(prefills.size() - 1);
+  std::iota(order.begin(), order.end(), 1u);
+  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+    return prefills[a].remaining < prefills[b].remaining;
+  });
+  for (const uint32_t i : order) {
+    if (budget == 0) return;
+    give(prefills[i], chunk_size(prefills[i], budget, rows.available(), options), rows, budget);
+  }
+  // What the others did not need goes back to the oldest (with prompt logits its rows are spent).
+  Prefill& oldest = prefills[0];
+  if (options.chunked_prefill && !oldest.wants_prompt_logits && budget > 0) {
+    oldest.given +=
+        static_cast<uint32_t>(std::min<uint64_t>(budget, oldest.remaining - oldest.given));
+  }
+}
+
+void append_work(StepPlan& plan, uint32_t sequence, uint32_t tokens, uint32_t logit_rows) {
+  if (tokens == 0) return;
+  plan.work.push_back({sequence, tokens, logit_rows});
+  plan.tokens += tokens;
+  plan.logit_rows += logit_rows;
+}
+
+}  // namespace
+
+StepPlan plan_step(const SchedulerState& state, const SchedulerOptions& options) {
+  StepPlan plan;
+  admit_waiting(state, options, plan);
+
+  std::vector<Prefill> prefills;
+  uint32_t decodes = 0;
+  const auto running = static_cast<uint32_t>(state.running.size());
+  for (uint32_t i = 0; i < running; ++i) {
+    const RunningSequence& sequence = state.running[i];
+    if (sequence.prefilled_tokens < sequence.prompt_tokens) {
+      prefills.push_back(
+          {i, sequence.prompt_tokens - sequence.prefilled_tokens, 0, sequence.wants_prompt_logits});
+    } else {
+      ++decodes;
+    }
+  }
+  for (uint32_t i = 0; i < plan.admit.size(); ++i) {
+    const WaitingSequence& waiting = state.waiting[plan.admit[i]];
+    prefills.push_back({running + i, waiting.prompt_tokens, 0, waiting.wants_prompt_logits});
+  }
+
+  // Without chunks the oldest prompt may not fit beside the decodes: then it gets the step alone,
+  // else a steady supply of decodes would keep it out for ever.
+  const uint32_t all = options.max_num_batched_tokens;
+  const uint32_t beside = all - std::min(all, decodes);
+  const bool prompts_only =
+      !options.chunked_prefill && !prefills.empty() && prefills[0].remaining > beside;
+  if (prompts_only) decodes = 0;
+  share_budget(prefills, prompts_only ? all : beside,
+               RowBudget(options.max_logit_rows, decodes + prefills.size()), options);
+
+  if (!prompts_only) {
+    for (uint32_t i = 0; i < running; ++i) {
+      const RunningSequence& sequence = state.running[i];
+      if (sequence.prefilled_tokens >= sequence.prompt_tokens) append_work(plan, i, 1, 1);
+    }
+  }
+  for (const Prefill& prefill : prefills) {
+    append_work(plan, prefill.sequence, prefill.given, rows_of(prefill, prefill.given));
+  }
+  return plan;
+}
+
+}  // namespace spin::engine

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the next step does: a pure function from the queues to a plan. It owns nothing, reads no
+// clock and mutates nothing, so that the simulator (tests/engine/simulator.h) can drive it through
+// millions of steps.
+//
+// Policy. Every decoding sequence gets its token first. What is left of the token budget goes to
+// prompts: the oldest gets at least half of it, the others follow shortest first, so that a short
+// prompt passes a long one and the long one still moves. Waiting sequences are admitted in order of
+// arrival, each with all the pages that it can ever need (nothing is preempted). One that does not
+// fit at the moment may be passed by smaller ones, at most `max_passes` times; then everybody
+// behind it waits.
+//
+// Progress: with a non-empty queue the plan processes at least one token, or admits and processes,
+// or rejects at least one sequence. Requires for that: max_num_batched_tokens >= max_num_seqs.
+// Thread: pure function.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace spin::engine {
+
+struct SchedulerOptions {
+  uint32_t max_num_seqs = 64;
+  uint32_t max_num_batched_tokens = 512;
+  bool chunked_prefill = true;
+  uint32_t max_logit_rows = 96;  // > max_num_seqs
+  uint32_t max_passes = 64;
+};
+
+// A sequence that holds its pages, in order of admission.
+struct RunningSequence {
+  uint64_t prompt_tokens = 0;
+  uint64_t prefilled_tokens = 0;  // < prompt_tokens: prefilling, else decoding
+  // Logits of every prompt position are wanted (log-probabilities of the prompt).
+  bool wants_prompt_logits = false;
+};
+
+// A sequence that waits, in order of arrival.
+struct WaitingSequence {
+  uint64_t prompt_tokens = 0;
+  uint64_t pages = 0;   // for the whole of prompt and output
+  uint32_t passed = 0;  // how often a later one was admitted before it
+  bool wants_prompt_logits = false;
+};
+
+struct SchedulerState {
+  std::span<const RunningSequence> running;
+  std::span<const WaitingSequence> waiting;
+  uint64_t free_pages = 0;
+  uint64_t total_pages = 0;
+};
+
+// Work on one sequence. Index: below running.size() an index into `running`; from there on,
+// running.size() + i is the i-th admitted sequence of this plan.
+struct PlannedWork {
+  uint32_t sequence = 0;
+  uint32_t tokens = 0;
+  // Trailing tokens whose logits are computed: 1 when a token is sampled after this step, `tokens`
+  // when the prompt's log-probabilities are wanted, else 0.
+  uint32_t logit_rows = 0;
+};
+
+struct StepPlan {
+  std::vector<uint32_t> admit;   // indices into `waiting`, ascending
+  std::vector<uint32_t> reject;  // indices into `waiting`: can never fit
+  std::vector<PlannedWork> work;
+  uint32_t tokens = 0;      // sum over work
+  uint32_t logit_rows = 0;  // sum over work
+
+  bool empty() const { return admit.empty() && reject.empty() && work.empty(); }
+};
+
+StepPlan plan_step(const SchedulerState& state, const SchedulerOptions& options);
+
+}  // namespace spin::engine
