@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Writes seed inputs for the fuzz targets: OUT/TARGET/NNN.
+
+    tools/make_fuzz_corpus.py --out build/fuzz/corpus [TARGET...]
+
+A target's seeds come from one generator in SEEDS that yields bytes. Seeds are small, well formed or
+wrong in one field, so that libFuzzer starts behind the first checks of a format. The output is the
+same on every run.
+"""
+
+import argparse
+import json
+import pathlib
+import random
+import struct
+
+EDGES_U64 = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**60, 2**63, 2**64 - 1)
+
+
+# --- GGUF ---------------------------------------------------------------------------------------
+
+# value type -> (number, struct code)
+GGUF_SCALARS = {
+    "u8": (0, "B"), "i8": (1, "b"), "u16": (2, "H"), "i16": (3, "h"), "u32": (4, "I"),
+    "i32": (5, "i"), "f32": (6, "f"), "bool": (7, "B"), "u64": (10, "Q"), "i64": (11, "q"),
+    "f64": (12, "d"),
+}
+GGUF_STRING, GGUF_ARRAY = 8, 9
+# tensor type -> (number, values in a block, bytes of a block)
+GGML_TYPES = {
+    "F32": (0, 1, 4), "F16": (1, 1, 2), "Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20),
+    "Q5_0": (6, 32, 22), "Q5_1": (7, 32, 24), "Q8_0": (8, 32, 34), "Q2_K": (10, 256, 84),
+    "Q4_K": (12, 256, 144), "Q5_K": (13, 256, 176), "Q6_K": (14, 256, 210), "I8": (24, 1, 1),
+    "BF16": (30, 1, 2),
+}
+
+
+def gguf_text(text):
+    data = text if isinstance(text, bytes) else text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def gguf_value(kind, value):
+    """Type number and bytes of a value; a list is an array."""
+    if isinstance(value, list):
+        if kind == "string":
+            body = b"".join(gguf_text(v) for v in value)
+            number = GGUF_STRING
+        else:
+            number, code = GGUF_SCALARS[kind]
+            body = b"".join(struct.pack("<" + code, v) for v in value)
+        return struct.pack("<IIQ", GGUF_ARRAY, number, len(value)) + body
+    if kind == "string":
+        return struct.pack("<I", GGUF_STRING) + gguf_text(value)
+    number, code = GGUF_SCALARS[kind]
+    return struct.pack("<I" + code, number, value)
+
+
+def gguf_file(values, tensors, alignment=32, version=3, counts=None):
+    """values: [(key, kind, value)]; tensors: [(name, dims fastest first, type name)]."""
+    tensor_count, value_count = counts or (len(tensors), len(values))
+    out = b"GGUF" + struct.pack("<IQQ", version, tensor_count, value_count)
+    for key, kind, value in values:
+        out += gguf_text(key) + gguf_value(kind, value)
+    data = b""
+    for name, dims, kind in tensors:
+        number, block, size = GGML_TYPES[kind]
+        data += b"\0" * (-len(data) % alignment)
+        out += gguf_text(name) + struct.pack("<I", len(dims))
+        out += b"".join(struct.pack("<Q", d) for d in dims)
+        out += struct.pack("<IQ", number, len(data))
+        elements = 1
+        for d in dims:
+            elements *= d
+        data += bytes(i % 251 for i in range(elements // block * size))
+    if data:
+        out += b"\0" * (-len(out) % alignment)
+    return out + data
+
+
+def gguf_seeds():
+    values = [
+        ("general.architecture", "string", "llama"),
+        ("llama.block_count", "u32", 2),
+        ("llama.rope.freq_base", "f32", 10000.0),
+        ("tokenizer.ggml.tokens", "string", ["<s>", "a", "b", "ab"]),
+        ("tokenizer.ggml.token_type", "i32", [3, 1, 1, 1]),
+        ("tokenizer.ggml.scores", "f32", [0.0, -1.0, -2.0, -3.0]),
+        ("tokenizer.ggml.add_bos_token", "bool", 1),
+    ]
+    tensors = [("token_embd.weight", (8, 4), "F32"), ("output_norm.weight", (8,), "BF16")]
+    yield b"GGUF"
+    yield gguf_file([], [])
+    yield gguf_file(values, [])
+    yield gguf_file(values, tensors)
+    yield gguf_file(values, tensors, version=2)
+    for kind in GGUF_SCALARS:
+        yield gguf_file([("k", kind, 1), ("l", kind, [1, 0, 1])], [])
+    for kind, (_, block, _) in GGML_TYPES.items():
+        yield gguf_file([], [("t", (block * 2, 2), kind), ("u", (block,), kind)])
+    for alignment in (1, 64, 4096):
+        yield gguf_file([("general.alignment", "u32", alignment)], tensors, alignment)
+    for alignment in (0, 3, 2**31):
+        yield gguf_file([("general.alignment", "u32", alignment)], tensors)
+    yield gguf_file([("general.alignment", "i32", 32)], tensors)
+    for edge in EDGES_U64:
+        yield gguf_file(values, tensors, counts=(edge, len(values)))
+        yield gguf_file(values, tensors, counts=(len(tensors), edge))
+        yield gguf_file([("k", "u8", 1)], []).replace(gguf_text("k"), struct.pack("<Q", edge) + b"k")
+    rng = random.Random(1)
+    good = gguf_file(values, tensors)
+    for _ in range(40):  # one aligned word of a good file becomes an edge value
+        place = rng.randrange(0, len(good) - 8, 4)
+        edge = struct.pack("<Q", rng.choice(EDGES_U64))
+        yield good[:place] + edge + good[place + 8:]
+
+
+# --- safetensors --------------------------------------------------------------------------------
+
+
+def safetensors_file(header, data=b"", length=None):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def safetensors_seeds():
+    def entry(dtype, shape, begin, end):
+        return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+    good = {
+        "__metadata__": {"format": "pt"},
+        "a": entry("F32", [2, 3], 0, 24),
+        "b": entry("BF16", [4], 24, 32),
+        "c": entry("F16", [], 32, 34),
+        "d": entry("I64", [0], 34, 34),
+        "e": entry("F4", [2], 34, 35),
+        "f": entry("NEW", [1], 35, 37),
+    }
+    data = bytes(range(37))
+    yield safetensors_file({})
+    yield safetensors_file(good, data)
+    yield safetensors_file(json.dumps(good).encode() + b"   ", data)
+    yield safetensors_file(good, data + b"x")
+    yield safetensors_file(good, data[:-1])
+    yield safetensors_file(b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},'
+                           b'"\\u0061":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}', data[:8])
+    for edge in EDGES_U64:
+        yield safetensors_file(good, data, length=edge)
+        yield safetensors_file({"a": entry("F32", [edge], 0, 4)}, b"abcd")
+        yield safetensors_file({"a": entry("I8", [edge, edge], 0, edge)}, b"abcd")
+        yield safetensors_file({"a": entry("I8", [4], edge, 4)}, b"abcd")
+    yield safetensors_file(b"[" * 100 + b"]" * 100)
+    yield safetensors_file({"a": [[[[[]]]]]})
+
+
+SEEDS = {
+    "gguf": gguf_seeds,
+    "safetensors": safetensors_seeds,
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=pathlib.Path, required=True)
+    parser.add_argument("targets", nargs="*", help="default: all of " + ", ".join(sorted(SEEDS)))
+    args = parser.parse_args()
+    for target in args.targets or sorted(SEEDS):
+        folder = args.out / target
+        folder.mkdir(parents=True, exist_ok=True)
+        for i, seed in enumerate(SEEDS[target]()):
+            (folder / f"{i:04d}").write_bytes(seed)
+
+
+if __name__ == "__main__":
+    main()
