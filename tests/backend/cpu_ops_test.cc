@@ -8,23 +8,25 @@
 namespace spin::testing {
 namespace {
 
-OpsBackend cpu_backend(const char* name, uint32_t threads) {
+using backend::cpu::CpuIsa;
+
+OpsBackend cpu_backend(const char* name, CpuIsa isa, uint32_t threads) {
   backend::cpu::CpuDeviceOptions options;
+  options.isa = isa;
   options.threads = threads;
   return {name, [options] { return backend::cpu::create_cpu_device(options); }};
 }
 
-INSTANTIATE_TEST_SUITE_P(Cpu,
-                         OpsConformance,
-                         ::testing::Values(cpu_backend("best_1_thread", 1),
-                                           cpu_backend("best_3_threads", 3)),
-                         backend_name);
+// Every instruction set; those that this processor lacks are skipped.
+const auto kBackends = ::testing::Values(cpu_backend("best_1_thread", CpuIsa::kBest, 1),
+                                         cpu_backend("best_3_threads", CpuIsa::kBest, 3),
+                                         cpu_backend("portable", CpuIsa::kPortable, 2),
+                                         cpu_backend("sse4", CpuIsa::kSse4, 2),
+                                         cpu_backend("avx2", CpuIsa::kAvx2, 2),
+                                         cpu_backend("avx512", CpuIsa::kAvx512, 2));
 
-INSTANTIATE_TEST_SUITE_P(Cpu,
-                         AttentionConformance,
-                         ::testing::Values(cpu_backend("best_1_thread", 1),
-                                           cpu_backend("best_3_threads", 3)),
-                         backend_name);
+INSTANTIATE_TEST_SUITE_P(Cpu, OpsConformance, kBackends, backend_name);
+INSTANTIATE_TEST_SUITE_P(Cpu, AttentionConformance, kBackends, backend_name);
 
 }  // namespace
 }  // namespace spin::testing

@@ -17,12 +17,13 @@ class CpuDevice final : public Device {
  public:
   CpuDevice(DeviceProperties properties,
             uint64_t fast_memory_bytes,
-            std::unique_ptr<base::ThreadPool> pool)
+            std::unique_ptr<base::ThreadPool> pool,
+            const KernelSet& kernels)
       : properties_(std::move(properties)),
         fast_("fast", fast_memory_bytes),
         host_("host", 0),
         pool_(std::move(pool)),
-        ops_(*pool_, fast_) {}
+        ops_(kernels, *pool_, fast_, host_) {}
 
   const DeviceProperties& properties() const override { return properties_; }
 
@@ -47,27 +48,20 @@ class CpuDevice final : public Device {
 
 }  // namespace
 
-bool cpu_has_fast_bf16() {
-#if defined(__x86_64__)
-  return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw");
-#else
-  return false;
-#endif
-}
-
 Result<std::unique_ptr<Device>> create_cpu_device(const CpuDeviceOptions& options) {
   const uint32_t threads = options.threads != 0 ? options.threads : base::usable_cpus();
+  SPIN_ASSIGN_OR_RETURN(const KernelSet kernels, select_kernels(options.isa));
   SPIN_ASSIGN_OR_RETURN(auto pool, base::ThreadPool::create(threads));
   DeviceProperties properties;
   properties.threads = threads;
-  properties.fast_bf16 = cpu_has_fast_bf16();
+  properties.fast_bf16 = kernels.has_fast_bf16;
   properties.memory_bytes = base::usable_memory_bytes();
   properties.name = base::cpu_model_name() + ", " + std::to_string(threads) +
-                    (threads == 1 ? " thread" : " threads");
+                    (threads == 1 ? " thread, " : " threads, ") + kernels.name;
   const uint64_t fast_bytes =
       options.fast_memory_bytes != 0 ? options.fast_memory_bytes : properties.memory_bytes;
   return std::unique_ptr<Device>(
-      std::make_unique<CpuDevice>(std::move(properties), fast_bytes, std::move(pool)));
+      std::make_unique<CpuDevice>(std::move(properties), fast_bytes, std::move(pool), kernels));
 }
 
 }  // namespace spin::backend::cpu

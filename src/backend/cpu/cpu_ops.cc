@@ -2,13 +2,15 @@
 #include "backend/cpu/cpu_ops.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <vector>
 
+#include "backend/cpu/attention.h"
+#include "backend/cpu/matmul.h"
 #include "backend/cpu/packed_matrix.h"
 #include "base/bf16.h"
 #include "base/check.h"
+#include "base/checked_math.h"
 
 namespace spin::backend::cpu {
 namespace {
@@ -16,8 +18,20 @@ namespace {
 // Rows of a weight matrix read at a time while packing.
 constexpr int64_t kPackChunkFloats = 1 << 20;
 
+// Largest head that rope takes; its table lies on the stack.
+constexpr int64_t kMaxRopeDim = 1024;
+
 float* row_of(const TensorRef& tensor, int64_t row) {
   return static_cast<float*>(tensor.data) + row * tensor.row_stride;
+}
+
+// Every slice's rows lie inside the tensors and its new tokens are the last of its context.
+void check_slices(std::span<const layout::SequenceSlice> slices, int64_t rows) {
+  for (const layout::SequenceSlice& slice : slices) {
+    SPIN_CHECK(slice.query_tokens <= slice.context_tokens);
+    SPIN_CHECK(slice.query_tokens <= static_cast<uint64_t>(rows));
+    SPIN_CHECK(slice.first_row <= static_cast<uint64_t>(rows) - slice.query_tokens);
+  }
 }
 
 void check_f32(const TensorRef& tensor) {
@@ -25,31 +39,47 @@ void check_f32(const TensorRef& tensor) {
   SPIN_CHECK(tensor.rows >= 0 && tensor.cols >= 0 && tensor.row_stride >= tensor.cols);
 }
 
-// Address of token `token`'s key of KV head `head`; the value is plane_bytes further.
-char* key_address(const KvPoolRef& pool,
-                  const layout::SequenceSlice& slice,
-                  uint64_t head,
-                  uint64_t token) {
-  const layout::KvGeometry& g = pool.geometry;
-  const uint64_t slot = slice.slots[head * slice.slot_stride + token / g.page_tokens];
-  return static_cast<char*>(pool.base) + slot * g.page_bytes() +
-         (token % g.page_tokens) * g.row_bytes();
-}
+// Elements that a piece of an elementwise operation holds at least: some microseconds of work.
+constexpr int64_t kPieceFloats = 1 << 13;
 
-float element(const char* row, layout::DType dtype, uint64_t i) {
-  if (dtype == layout::DType::kF32) return reinterpret_cast<const float*>(row)[i];
-  return base::to_float(reinterpret_cast<const base::Bf16*>(row)[i]);
-}
-
-void store_element(char* row, layout::DType dtype, uint64_t i, float value) {
+void store_values(const float* from, layout::DType dtype, int64_t count, char* to) {
   if (dtype == layout::DType::kF32) {
-    reinterpret_cast<float*>(row)[i] = value;
-  } else {
-    reinterpret_cast<base::Bf16*>(row)[i] = base::to_bf16(value);
+    std::memcpy(to, from, static_cast<size_t>(count) * sizeof(float));
+    return;
+  }
+  auto* out = reinterpret_cast<base::Bf16*>(to);
+  for (int64_t i = 0; i < count; ++i) out[i] = base::to_bf16(from[i]);
+}
+
+// Writes one token's keys and values of all KV heads; k, v: [kv_heads, head_dim].
+void append_token(const KvPoolRef& pool,
+                  const layout::SequenceSlice& slice,
+                  uint64_t token,
+                  const float* k,
+                  const float* v) {
+  const layout::KvGeometry& g = pool.geometry;
+  for (uint64_t head = 0; head < g.kv_heads; ++head) {
+    const uint64_t slot = slice.slots[head * slice.slot_stride + token / g.page_tokens];
+    char* key = static_cast<char*>(pool.base) + slot * g.page_bytes() +
+                (token % g.page_tokens) * g.row_bytes();
+    store_values(k + head * g.head_dim, g.dtype, g.head_dim, key);
+    store_values(v + head * g.head_dim, g.dtype, g.head_dim, key + g.plane_bytes());
   }
 }
 
 }  // namespace
+
+template <typename Body>
+void CpuOps::for_rows(const TensorRef& tensor, const Body& body) {
+  const int64_t rows_per_piece =
+      std::max<int64_t>(1, kPieceFloats / std::max<int64_t>(1, tensor.cols));
+  const int64_t pieces = base::ceil_div(tensor.rows, rows_per_piece);
+  pool_.parallel_for(static_cast<size_t>(pieces), [&](size_t piece, uint32_t) {
+    const int64_t first = static_cast<int64_t>(piece) * rows_per_piece;
+    const int64_t last = std::min(first + rows_per_piece, tensor.rows);
+    for (int64_t row = first; row < last; ++row) body(row);
+  });
+}
 
 Result<std::unique_ptr<PackedMatrix>> CpuOps::pack_matrix(int64_t rows,
                                                           int64_t cols,
@@ -78,9 +108,9 @@ void CpuOps::enqueue_embedding(const PackedMatrix& table,
   SPIN_CHECK(out.cols == table.cols());
   const auto& matrix = static_cast<const CpuPackedMatrix&>(table);
   stream.enqueue_task([this, &matrix, ids, out] {
-    pool_.parallel_for(static_cast<size_t>(out.rows), [&](size_t row, uint32_t) {
+    for_rows(out, [&](int64_t row) {
       SPIN_CHECK(ids[row] < matrix.rows());
-      matrix.load_row(ids[row], row_of(out, static_cast<int64_t>(row)));
+      matrix.load_row(ids[row], row_of(out, row));
     });
     return ok_status();
   });
@@ -95,25 +125,11 @@ void CpuOps::enqueue_matmul(TensorRef x,
   check_f32(x);
   check_f32(out);
   SPIN_CHECK(x.cols == w.cols() && out.cols == w.rows() && x.rows == out.rows);
-  const auto& matrix = static_cast<const CpuPackedMatrix&>(w);
-  stream.enqueue_task([this, x, &matrix, bias, accumulate, out] {
-    const bool bf16 = matrix.dtype() == layout::DType::kBF16;
-    pool_.parallel_for(static_cast<size_t>(out.cols), [&](size_t n, uint32_t) {
-      std::vector<float> weights(static_cast<size_t>(x.cols));
-      matrix.load_row(static_cast<int64_t>(n), weights.data());
-      for (int64_t r = 0; r < x.rows; ++r) {
-        const float* in = row_of(x, r);
-        float sum = 0;
-        for (int64_t k = 0; k < x.cols; ++k) {
-          sum += (bf16 ? base::to_float(base::to_bf16(in[k])) : in[k]) *
-                 weights[static_cast<size_t>(k)];
-        }
-        if (bias != nullptr) sum += bias[n];
-        float& target = row_of(out, r)[n];
-        target = accumulate ? target + sum : sum;
-      }
-    });
-    return ok_status();
+  const MatmulCall call = {x, out, static_cast<const CpuPackedMatrix*>(&w), bias, accumulate};
+  stream.enqueue_task([this, call] {
+    const bool is_bf16 = call.w->dtype() == layout::DType::kBF16;
+    return run_matmul(call, is_bf16 ? kernels_.matmul_bf16 : kernels_.matmul_f32, pool_,
+                      workspace_);
   });
 }
 
@@ -128,14 +144,10 @@ void CpuOps::enqueue_rms_norm(TensorRef x,
   SPIN_CHECK(weight_size > 0 && x.cols % weight_size == 0);
   SPIN_CHECK(x.cols == out.cols && x.rows == out.rows);
   stream.enqueue_task([this, x, weight, weight_size, epsilon, out] {
-    pool_.parallel_for(static_cast<size_t>(x.rows), [&](size_t row, uint32_t) {
+    for_rows(x, [&](int64_t row) {
       for (int64_t first = 0; first < x.cols; first += weight_size) {
-        const float* in = row_of(x, static_cast<int64_t>(row)) + first;
-        float* to = row_of(out, static_cast<int64_t>(row)) + first;
-        float squares = 0;
-        for (int64_t c = 0; c < weight_size; ++c) squares += in[c] * in[c];
-        const float factor = 1.0f / std::sqrt(squares / static_cast<float>(weight_size) + epsilon);
-        for (int64_t c = 0; c < weight_size; ++c) to[c] = in[c] * factor * weight[c];
+        kernels_.rms_norm(row_of(x, row) + first, weight, weight_size, epsilon,
+                          row_of(out, row) + first);
       }
     });
     return ok_status();
@@ -148,23 +160,18 @@ void CpuOps::enqueue_rope(TensorRef x,
                           const RopeParams& rope,
                           StreamRef stream) {
   check_f32(x);
-  SPIN_CHECK(head_dim > 0 && head_dim % 2 == 0 && x.cols % head_dim == 0);
+  SPIN_CHECK(head_dim > 0 && head_dim <= kMaxRopeDim && head_dim % 2 == 0);
+  SPIN_CHECK(x.cols % head_dim == 0);
   SPIN_CHECK(rope.inv_freq.size() == static_cast<size_t>(head_dim / 2));
   stream.enqueue_task([this, x, head_dim, positions, rope] {
     const int64_t half = head_dim / 2;
-    pool_.parallel_for(static_cast<size_t>(x.rows), [&](size_t row, uint32_t) {
-      for (int64_t i = 0; i < half; ++i) {
-        const double angle =
-            static_cast<double>(positions[row]) * rope.inv_freq[static_cast<size_t>(i)];
-        const float c = static_cast<float>(std::cos(angle)) * rope.attention_factor;
-        const float s = static_cast<float>(std::sin(angle)) * rope.attention_factor;
-        for (int64_t first = 0; first < x.cols; first += head_dim) {
-          float* head = row_of(x, static_cast<int64_t>(row)) + first;
-          const float a = head[i];
-          const float b = head[i + half];
-          head[i] = a * c - b * s;
-          head[i + half] = b * c + a * s;
-        }
+    for_rows(x, [&](int64_t row) {
+      float cos[kMaxRopeDim / 2];
+      float sin[kMaxRopeDim / 2];
+      kernels_.rope_table(positions[row], rope.inv_freq.data(), half, rope.attention_factor, cos,
+                          sin);
+      for (int64_t first = 0; first < x.cols; first += head_dim) {
+        kernels_.rope_head(row_of(x, row) + first, cos, sin, half);
       }
     });
     return ok_status();
@@ -176,12 +183,9 @@ void CpuOps::enqueue_silu_mul(TensorRef gate_up, TensorRef out, StreamRef stream
   check_f32(out);
   SPIN_CHECK(gate_up.cols == 2 * out.cols && gate_up.rows == out.rows);
   stream.enqueue_task([this, gate_up, out] {
-    pool_.parallel_for(static_cast<size_t>(out.rows), [&](size_t row, uint32_t) {
-      const float* in = row_of(gate_up, static_cast<int64_t>(row));
-      float* to = row_of(out, static_cast<int64_t>(row));
-      for (int64_t c = 0; c < out.cols; ++c) {
-        to[c] = in[c] / (1.0f + std::exp(-in[c])) * in[out.cols + c];
-      }
+    for_rows(gate_up, [&](int64_t row) {
+      const float* gate = row_of(gate_up, row);
+      kernels_.silu_mul(gate, gate + out.cols, out.cols, row_of(out, row));
     });
     return ok_status();
   });
@@ -194,12 +198,12 @@ void CpuOps::enqueue_gather_rows(TensorRef x,
   check_f32(x);
   check_f32(out);
   SPIN_CHECK(x.cols == out.cols);
-  stream.enqueue_task([x, row_ids, out] {
-    for (int64_t i = 0; i < out.rows; ++i) {
-      SPIN_CHECK(row_ids[i] < x.rows);
-      std::memcpy(row_of(out, i), row_of(x, row_ids[i]),
+  stream.enqueue_task([this, x, row_ids, out] {
+    for_rows(out, [&](int64_t row) {
+      SPIN_CHECK(row_ids[row] < x.rows);
+      std::memcpy(row_of(out, row), row_of(x, row_ids[row]),
                   static_cast<size_t>(x.cols) * sizeof(float));
-    }
+    });
     return ok_status();
   });
 }
@@ -211,20 +215,19 @@ void CpuOps::enqueue_kv_append(TensorRef k,
                                StreamRef stream) {
   check_f32(k);
   check_f32(v);
-  stream.enqueue_task([k, v, slices, pool] {
-    const layout::KvGeometry& g = pool.geometry;
+  const int64_t width = int64_t{pool.geometry.kv_heads} * pool.geometry.head_dim;
+  SPIN_CHECK(k.cols == width && v.cols == width && k.rows == v.rows);
+  check_slices(slices, k.rows);
+  stream.enqueue_task([this, k, v, slices, pool] {
     for (const layout::SequenceSlice& slice : slices) {
-      for (uint64_t r = 0; r < slice.query_tokens; ++r) {
-        const uint64_t token = slice.context_tokens - slice.query_tokens + r;
-        const int64_t row = static_cast<int64_t>(slice.first_row + r);
-        for (uint64_t head = 0; head < g.kv_heads; ++head) {
-          char* key = key_address(pool, slice, head, token);
-          for (uint64_t d = 0; d < g.head_dim; ++d) {
-            store_element(key, g.dtype, d, row_of(k, row)[head * g.head_dim + d]);
-            store_element(key + g.plane_bytes(), g.dtype, d, row_of(v, row)[head * g.head_dim + d]);
-          }
-        }
-      }
+      const TensorRef rows = k.row_range(static_cast<int64_t>(slice.first_row),
+                                         static_cast<int64_t>(slice.query_tokens));
+      for_rows(rows, [&](int64_t i) {
+        const int64_t row = static_cast<int64_t>(slice.first_row) + i;
+        append_token(pool, slice,
+                     slice.context_tokens - slice.query_tokens + static_cast<uint64_t>(i),
+                     row_of(k, row), row_of(v, row));
+      });
     }
     return ok_status();
   });
@@ -239,42 +242,12 @@ void CpuOps::enqueue_paged_attention(TensorRef q,
   check_f32(q);
   check_f32(out);
   const layout::KvGeometry& g = pool.geometry;
-  SPIN_CHECK(q.cols == out.cols && q.cols % g.head_dim == 0);
-  const uint64_t q_heads = static_cast<uint64_t>(q.cols) / g.head_dim;
-  SPIN_CHECK(q_heads % g.kv_heads == 0);
-  stream.enqueue_task([this, q, slices, pool, scale, out, q_heads] {
-    const layout::KvGeometry& geometry = pool.geometry;
-    const uint64_t dim = geometry.head_dim;
-    for (const layout::SequenceSlice& slice : slices) {
-      pool_.parallel_for(slice.query_tokens * q_heads, [&](size_t index, uint32_t) {
-        const uint64_t head = index % q_heads;
-        const int64_t row = static_cast<int64_t>(slice.first_row + index / q_heads);
-        const uint64_t visible = slice.context_tokens - slice.query_tokens + index / q_heads + 1;
-        const float* query = row_of(q, row) + head * dim;
-        float* to = row_of(out, row) + head * dim;
-        std::vector<float> sums(dim);
-        float max = -INFINITY;
-        float total = 0;
-        for (uint64_t token = 0; token < visible; ++token) {
-          const char* key = key_address(pool, slice, head / (q_heads / geometry.kv_heads), token);
-          float score = 0;
-          for (uint64_t d = 0; d < dim; ++d) score += query[d] * element(key, geometry.dtype, d);
-          score *= scale;
-          const float new_max = std::max(max, score);
-          const float keep = std::exp(max - new_max);
-          const float p = std::exp(score - new_max);
-          const char* value = key + geometry.plane_bytes();
-          for (uint64_t d = 0; d < dim; ++d) {
-            sums[d] = sums[d] * keep + p * element(value, geometry.dtype, d);
-          }
-          total = total * keep + p;
-          max = new_max;
-        }
-        for (uint64_t d = 0; d < dim; ++d) to[d] = sums[d] / total;
-      });
-    }
-    return ok_status();
-  });
+  SPIN_CHECK(g.head_dim > 0 && g.head_dim % 8 == 0 && g.kv_heads > 0 && g.page_tokens > 0);
+  SPIN_CHECK(q.cols == out.cols && q.rows == out.rows && q.cols > 0);
+  SPIN_CHECK(q.cols % (int64_t{g.head_dim} * g.kv_heads) == 0);
+  check_slices(slices, q.rows);
+  const AttentionCall call = {q, out, slices, pool, scale};
+  stream.enqueue_task([this, call] { return run_attention(call, kernels_, pool_, workspace_); });
 }
 
 }  // namespace spin::backend::cpu

@@ -6,6 +6,8 @@
 #include <memory>
 #include <span>
 
+#include "backend/cpu/kernels.h"
+#include "backend/cpu/workspace.h"
 #include "backend/ops.h"
 #include "base/thread_pool.h"
 
@@ -13,9 +15,13 @@ namespace spin::backend::cpu {
 
 class CpuOps final : public Ops {
  public:
-  // Lifetime: pool and memory outlive this object and everything enqueued.
-  CpuOps(base::ThreadPool& pool, MemoryResource& fast_memory)
-      : pool_(pool), fast_memory_(fast_memory) {}
+  // Packed weights go to `fast_memory`, scratch to `host_memory`.
+  // Lifetime: pool and memories outlive this object and everything enqueued.
+  CpuOps(const KernelSet& kernels,
+         base::ThreadPool& pool,
+         MemoryResource& fast_memory,
+         MemoryResource& host_memory)
+      : kernels_(kernels), pool_(pool), fast_memory_(fast_memory), workspace_(host_memory) {}
 
   Result<std::unique_ptr<PackedMatrix>> pack_matrix(int64_t rows,
                                                     int64_t cols,
@@ -60,8 +66,14 @@ class CpuOps final : public Ops {
                                StreamRef stream) override;
 
  private:
+  // Calls body(row) for all rows; few elements stay on the stream's thread.
+  template <typename Body>
+  void for_rows(const TensorRef& tensor, const Body& body);
+
+  const KernelSet kernels_;
   base::ThreadPool& pool_;
   MemoryResource& fast_memory_;
+  WorkspacePool workspace_;
 };
 
 }  // namespace spin::backend::cpu
