@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/statistics.h"
+
+#include <cstring>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+namespace spin::cli {
+namespace {
+
+using ::testing::HasSubstr;
+
+ModelInfo model_info() {
+  ModelInfo info;
+  info.name = "m";
+  info.dtype = "float32";
+  info.threads = 2;
+  info.kv_cache_bytes = 64000;
+  info.kv_capacity_tokens = 1000;
+  info.weight_bytes = 5;
+  return info;
+}
+
+RequestResult result(uint64_t prompt, uint64_t completion) {
+  RequestResult r;
+  r.usage = {prompt, completion};
+  r.timing = {0.5, 2.5, 6.5};
+  return r;
+}
+
+TEST(Statistics, RatesFollowFromTheTimes) {
+  const Statistics s = make_statistics(model_info(), result(100, 9), FinishReason::kStop);
+  EXPECT_DOUBLE_EQ(s.ttft_s, 2.5);
+  EXPECT_DOUBLE_EQ(s.prefill_tokens_per_s, 50);  // 100 tokens in 2.5 - 0.5 s
+  EXPECT_DOUBLE_EQ(s.decode_tokens_per_s, 2);    // 8 further tokens in 4 s
+  EXPECT_EQ(s.kv_used_bytes, 109u * 64);
+  EXPECT_EQ(s.kv_reserved_bytes, 64000u);
+}
+
+TEST(Statistics, OneTokenHasNoDecodeRateAndNoneHasNoRates) {
+  RequestResult r = result(100, 1);
+  r.timing.finished = r.timing.first_token;
+  EXPECT_EQ(make_statistics(model_info(), r, FinishReason::kLength).decode_tokens_per_s, 0);
+  const Statistics none = make_statistics(model_info(), result(100, 0), FinishReason::kAborted);
+  EXPECT_EQ(none.ttft_s, 0);
+  EXPECT_EQ(none.prefill_tokens_per_s, 0);
+  EXPECT_EQ(none.decode_tokens_per_s, 0);
+}
+
+TEST(Statistics, AModelWithoutKvCapacityIsNoDivisionByZero) {
+  EXPECT_EQ(make_statistics({}, result(1, 1), FinishReason::kStop).kv_used_bytes, 0u);
+}
+
+TEST(Statistics, JsonIsOneLineAndParses) {
+  Statistics s = make_statistics(model_info(), result(100, 9), FinishReason::kStop);
+  s.model = "bad \xff name\n";
+  const std::string text = statistics_json(s);
+  ASSERT_EQ(text.find('\n'), text.size() - 1);
+  const auto json = nlohmann::json::parse(text);
+  EXPECT_EQ(json["prompt_tokens"], 100);
+  EXPECT_EQ(json["completion_tokens"], 9);
+  EXPECT_EQ(json["finish_reason"], "stop");
+  EXPECT_EQ(json["prefill_tokens_per_s"], 50.0);
+  EXPECT_EQ(json["model"], "bad \xEF\xBF\xBD name\n");
+}
+
+TEST(Statistics, TextNamesEveryFigure) {
+  Statistics s = make_statistics(model_info(), result(100, 9), FinishReason::kLength);
+  s.peak_anonymous_bytes = 3ull << 20;
+  const std::string text = statistics_text(s);
+  EXPECT_THAT(text, HasSubstr("100 tokens, 50.0 tokens/s"));
+  EXPECT_THAT(text, HasSubstr("9 tokens, 2.0 tokens/s, ended by length"));
+  EXPECT_THAT(text, HasSubstr("peak 3.0 MiB anonymous"));
+  EXPECT_EQ(statistics_line(s), "9 tokens, 2.0 tokens/s, first token after 2.50 s");
+}
+
+TEST(Statistics, BytesHaveBinaryUnits) {
+  EXPECT_EQ(bytes_text(0), "0 B");
+  EXPECT_EQ(bytes_text(1023), "1023 B");
+  EXPECT_EQ(bytes_text(1024), "1.0 KiB");
+  EXPECT_EQ(bytes_text(1536ull << 20), "1.5 GiB");
+  EXPECT_EQ(bytes_text(5ull << 50), "5120.0 TiB");
+}
+
+TEST(Statistics, ReadsTheKernelsStatusText) {
+  const ProcessMemory memory = parse_process_status(
+      "Name:\tspin\nVmHWM:\t  123456 kB\nRssAnon:\t    4096 kB\nRssFile:\t 1 kB\n");
+  EXPECT_EQ(memory.peak_resident_bytes, 123456u * 1024);
+  EXPECT_EQ(memory.anonymous_bytes, 4096u * 1024);
+  EXPECT_EQ(parse_process_status("").anonymous_bytes, 0u);
+  EXPECT_EQ(parse_process_status("RssAnon:").anonymous_bytes, 0u);
+}
+
+TEST(MemorySampler, SeesMemoryThatIsHeld) {
+  MemorySampler sampler;
+  const uint64_t before = sampler.peak().anonymous_bytes;
+  ASSERT_GT(before, 0u);
+  constexpr size_t kBytes = 64u << 20;
+  {
+    std::vector<char> block(kBytes);
+    std::memset(block.data(), 1, block.size());
+    EXPECT_GE(sampler.peak().anonymous_bytes, before + kBytes / 2);
+  }
+  // A peak stays one when the memory has gone.
+  EXPECT_GE(sampler.peak().anonymous_bytes, before + kBytes / 2);
+  EXPECT_GE(sampler.peak().resident_bytes, before);
+}
+
+}  // namespace
+}  // namespace spin::cli
