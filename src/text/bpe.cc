@@ -1,11 +1,87 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "text/bpe.h"
 
+#include <algorithm>
 #include <bit>
 #include <functional>
 #include <queue>
+#include <unordered_map>
 
 namespace spin::text {
+namespace {
+
+// Both queues hand out (rank, position) in increasing order. A merge does not take entries out: the
+// caller recognises stale ones when they come up.
+struct QueueEntry {
+  uint32_t rank;
+  uint32_t position;
+};
+
+class HeapQueue {
+ public:
+  explicit HeapQueue(size_t capacity) { heap_.reserve(capacity); }
+  bool empty() const { return heap_.empty(); }
+  void push(uint32_t rank, uint32_t position) {
+    heap_.push_back((static_cast<uint64_t>(rank) << 32) | position);
+    std::push_heap(heap_.begin(), heap_.end(), std::greater<>());
+  }
+  QueueEntry pop() {
+    std::pop_heap(heap_.begin(), heap_.end(), std::greater<>());
+    const uint64_t entry = heap_.back();
+    heap_.pop_back();
+    return {static_cast<uint32_t>(entry >> 32), static_cast<uint32_t>(entry)};
+  }
+
+ private:
+  std::vector<uint64_t> heap_;  // rank << 32 | position
+};
+
+// One list of positions per rank. A trained vocabulary makes a token before it merges it further,
+// so a rank is worked through once, from left to right: sequential memory, where a heap of millions
+// of entries misses the cache at every step.
+class BucketQueue {
+ public:
+  explicit BucketQueue(size_t) {}
+  bool empty() const { return ranks_.empty(); }
+
+  void push(uint32_t rank, uint32_t position) {
+    Bucket& bucket = buckets_[rank];
+    if (bucket.next == bucket.positions.size()) {
+      bucket = {};
+      ranks_.push(rank);
+    }
+    bucket.sorted &= bucket.positions.empty() || bucket.positions.back() <= position;
+    bucket.positions.push_back(position);
+  }
+
+  QueueEntry pop() {
+    const uint32_t rank = ranks_.top();
+    Bucket& bucket = buckets_[rank];
+    if (!bucket.sorted) {
+      std::sort(bucket.positions.begin() + static_cast<std::ptrdiff_t>(bucket.next),
+                bucket.positions.end());
+      bucket.sorted = true;
+    }
+    const uint32_t position = bucket.positions[bucket.next++];
+    if (bucket.next == bucket.positions.size()) {
+      ranks_.pop();
+      bucket = {};
+    }
+    return {rank, position};
+  }
+
+ private:
+  struct Bucket {
+    std::vector<uint32_t> positions;
+    size_t next = 0;     // positions before it are done
+    bool sorted = true;  // from `next` on
+  };
+  std::unordered_map<uint32_t, Bucket> buckets_;
+  std::priority_queue<uint32_t, std::vector<uint32_t>, std::greater<>>
+      ranks_;  // of buckets not done
+};
+
+}  // namespace
 
 BpeModel::BpeModel(std::span<const Merge> merges, const std::array<TokenId, 256>& byte_tokens)
     : entries_(std::bit_ceil(2 * merges.size() + 2)), byte_tokens_(byte_tokens) {
@@ -31,14 +107,6 @@ size_t BpeModel::slot_of(TokenId left, TokenId right) const {
 
 const BpeModel::Entry& BpeModel::find(TokenId left, TokenId right) const {
   return entries_[slot_of(left, right)];
-}
-
-void BpeModel::encode_word(std::string_view word, std::vector<TokenId>& out) const {
-  if (word.size() <= kShortWord) {
-    encode_short(word, out);
-  } else {
-    encode_long(word, out);
-  }
 }
 
 void BpeModel::encode_short(std::string_view word, std::vector<TokenId>& out) const {
@@ -75,6 +143,7 @@ void BpeModel::encode_short(std::string_view word, std::vector<TokenId>& out) co
   out.insert(out.end(), ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(count));
 }
 
+template <typename Queue>
 void BpeModel::encode_long(std::string_view word, std::vector<TokenId>& out) const {
   constexpr uint32_t kNone = UINT32_MAX;
   struct Symbol {
@@ -93,25 +162,18 @@ void BpeModel::encode_long(std::string_view word, std::vector<TokenId>& out) con
   if (symbols.empty()) return;
   symbols.back().next = kNone;
 
-  // rank << 32 | position: the smallest is the lowest rank, leftmost first. Entries are not taken
-  // out when a merge makes them stale; they are recognised when they come up.
-  std::vector<uint64_t> storage;
-  storage.reserve(symbols.size());
-  std::priority_queue<uint64_t, std::vector<uint64_t>, std::greater<>> queue(std::greater<>(),
-                                                                             std::move(storage));
+  Queue queue(symbols.size());
   const auto rank_at = [&](uint32_t i) {
     if (symbols[i].id == kNoToken || symbols[i].next == kNone) return kNoRank;
     return find(symbols[i].id, symbols[symbols[i].next].id).rank;
   };
   const auto push = [&](uint32_t i) {
     const uint32_t rank = rank_at(i);
-    if (rank != kNoRank) queue.push((static_cast<uint64_t>(rank) << 32) | i);
+    if (rank != kNoRank) queue.push(rank, i);
   };
   for (uint32_t i = 0; i + 1 < symbols.size(); ++i) push(i);
   while (!queue.empty()) {
-    const uint32_t rank = static_cast<uint32_t>(queue.top() >> 32);
-    const uint32_t i = static_cast<uint32_t>(queue.top());
-    queue.pop();
+    const auto [rank, i] = queue.pop();
     if (rank_at(i) != rank) continue;
     Symbol& left = symbols[i];
     Symbol& right = symbols[left.next];
@@ -123,6 +185,16 @@ void BpeModel::encode_long(std::string_view word, std::vector<TokenId>& out) con
     if (left.previous != kNone) push(left.previous);
   }
   for (uint32_t i = 0; i != kNone; i = symbols[i].next) out.push_back(symbols[i].id);
+}
+
+void BpeModel::encode_word(std::string_view word, std::vector<TokenId>& out) const {
+  if (word.size() <= kShortWord) {
+    encode_short(word, out);
+  } else if (word.size() <= kMediumWord) {
+    encode_long<HeapQueue>(word, out);
+  } else {
+    encode_long<BucketQueue>(word, out);
+  }
 }
 
 }  // namespace spin::text

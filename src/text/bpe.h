@@ -22,7 +22,8 @@ class BpeModel {
 
   // Appends the tokens of `word`: again and again the pair of neighbours with the lowest rank, the
   // leftmost first, becomes one token. Bytes without a token are left out beforehand.
-  // O(n log n) time and about 28 n bytes for long words. Requires: word.size() < 2^31.
+  // Time O(n log n), near to linear in practice, and about 28 n bytes for long words. Requires:
+  // word.size() < 2^31.
   void encode_word(std::string_view word, std::vector<TokenId>& out) const;
 
  private:
@@ -34,12 +35,15 @@ class BpeModel {
     TokenId merged = 0;
   };
   static constexpr uint32_t kNoRank = UINT32_MAX;
-  // Up to here a scan of all pairs per merge is faster than a heap.
+  // Up to here a scan of all pairs per merge is faster than a queue, and up to kMediumWord (whose
+  // working memory stays in the cache) a heap is faster than buckets.
   static constexpr size_t kShortWord = 32;
+  static constexpr size_t kMediumWord = 4096;
 
   size_t slot_of(TokenId left, TokenId right) const;
   const Entry& find(TokenId left, TokenId right) const;
   void encode_short(std::string_view word, std::vector<TokenId>& out) const;
+  template <typename Queue>
   void encode_long(std::string_view word, std::vector<TokenId>& out) const;
 
   std::vector<Entry> entries_;  // a power of two
