@@ -112,26 +112,13 @@ class AttentionConformance : public OpsConformance {
 
   // Appends and attends in one step; the outputs in the order of `parts`.
   std::vector<Matrix> run_step(const std::vector<Part>& parts, int64_t extra = 0) {
-    std::vector<Matrix> q, k, v;
-    std::vector<layout::SequenceSlice> slices;
-    uint64_t row = 0;
+    const std::vector<layout::SequenceSlice> slices = append(parts, extra);
+    std::vector<Matrix> q;
     for (const Part& part : parts) {
-      const Sequence& sequence = sequences_[part.sequence];
-      q.push_back(rows_of(sequence.q, part.first, part.count));
-      k.push_back(rows_of(sequence.k, part.first, part.count));
-      v.push_back(rows_of(sequence.v, part.first, part.count));
-      slices.push_back({.first_row = row,
-                        .query_tokens = static_cast<uint64_t>(part.count),
-                        .context_tokens = static_cast<uint64_t>(part.first + part.count),
-                        .slots = slot_buffers_[part.sequence].as<uint32_t>(),
-                        .slot_stride = sequence.pages});
-      row += static_cast<uint64_t>(part.count);
+      q.push_back(rows_of(sequences_[part.sequence].q, part.first, part.count));
     }
     const Tensor q_tensor = upload_matrix(concatenated(q), extra);
-    const Tensor k_tensor = upload_matrix(concatenated(k), extra);
-    const Tensor v_tensor = upload_matrix(concatenated(v), extra);
     const Tensor out = empty_matrix(q_tensor.ref.rows, q_tensor.ref.cols, extra);
-    ops().enqueue_kv_append(k_tensor.ref, v_tensor.ref, slices, pool_, stream());
     ops().enqueue_paged_attention(q_tensor.ref, slices, pool_, scale_, out.ref, stream());
     const Matrix all = download(out);
     std::vector<Matrix> outputs;
@@ -141,11 +128,36 @@ class AttentionConformance : public OpsConformance {
     return outputs;
   }
 
-  // A sequence from its first token on, `chunk` tokens a step.
-  Matrix run_chunked(size_t sequence, int64_t chunk) {
+  // Only writes the parts' keys and values; the slices that a step over them has.
+  std::vector<layout::SequenceSlice> append(const std::vector<Part>& parts, int64_t extra = 0) {
+    std::vector<Matrix> k, v;
+    std::vector<layout::SequenceSlice> slices;
+    uint64_t row = 0;
+    for (const Part& part : parts) {
+      const Sequence& sequence = sequences_[part.sequence];
+      k.push_back(rows_of(sequence.k, part.first, part.count));
+      v.push_back(rows_of(sequence.v, part.first, part.count));
+      slices.push_back({.first_row = row,
+                        .query_tokens = static_cast<uint64_t>(part.count),
+                        .context_tokens = static_cast<uint64_t>(part.first + part.count),
+                        .slots = slot_buffers_[part.sequence].as<uint32_t>(),
+                        .slot_stride = sequence.pages});
+      row += static_cast<uint64_t>(part.count);
+    }
+    const Tensor k_tensor = upload_matrix(concatenated(k), extra);
+    const Tensor v_tensor = upload_matrix(concatenated(v), extra);
+    ops().enqueue_kv_append(k_tensor.ref, v_tensor.ref, slices, pool_, stream());
+    const Status status = stream().wait_idle();
+    EXPECT_TRUE(status.ok()) << status.to_string();
+    return slices;
+  }
+
+  // Outputs of a sequence's tokens from `first` on, `chunk` tokens a step.
+  Matrix run_chunked(size_t sequence, int64_t first, int64_t chunk) {
     std::vector<Matrix> outputs;
+    if (first > 0) append({{sequence, 0, first}});
     const int64_t tokens = sequences_[sequence].q.rows;
-    for (int64_t first = 0; first < tokens; first += chunk) {
+    for (; first < tokens; first += chunk) {
       outputs.push_back(run_step({{sequence, first, std::min(chunk, tokens - first)}}).front());
     }
     return concatenated(outputs);
