@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/worker_pool.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace spin::server {
+
+WorkerPool::WorkerPool(uint32_t threads, uint32_t max_queued) : max_queued_(max_queued) {
+  for (uint32_t i = 0; i < std::max(threads, 1u); ++i) {
+    threads_.emplace_back([this] { run(); });
+  }
+}
+
+WorkerPool::~WorkerPool() { stop(); }
+
+bool WorkerPool::try_post(Task task) {
+  {
+    base::MutexLock lock(mutex_);
+    if (stopping_ || tasks_.size() >= max_queued_) return false;
+    tasks_.push_back(std::move(task));
+  }
+  wake_.notify_one();
+  return true;
+}
+
+void WorkerPool::stop() {
+  std::deque<Task> dropped;
+  {
+    base::MutexLock lock(mutex_);
+    stopping_ = true;
+    dropped.swap(tasks_);
+  }
+  wake_.notify_all();
+  for (std::thread& thread : threads_) {
+    if (thread.joinable()) thread.join();
+  }
+}
+
+uint64_t WorkerPool::queued() const {
+  base::MutexLock lock(mutex_);
+  return tasks_.size();
+}
+
+void WorkerPool::run() {
+  for (;;) {
+    Task task;
+    {
+      base::MutexLock lock(mutex_);
+      while (tasks_.empty() && !stopping_) wake_.wait(mutex_);
+      if (stopping_) return;
+      task = std::move(tasks_.front());
+      tasks_.pop_front();
+    }
+    task();
+  }
+}
+
+}  // namespace spin::server
