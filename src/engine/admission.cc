@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/admission.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <string_view>
@@ -138,7 +139,10 @@ Status check_sampling(const SamplingParams& params, const RequestLimits& limits)
 }
 
 uint64_t resolved_max_tokens(const GenerateRequest& request, const RequestLimits& limits) {
-  return request.sampling.max_tokens.value_or(limits.max_model_len - request.prompt.size());
+  if (request.sampling.max_tokens) return *request.sampling.max_tokens;
+  const uint64_t left = limits.max_model_len - request.prompt.size();
+  if (limits.default_max_tokens == 0) return left;
+  return std::min(left, std::max<uint64_t>(limits.default_max_tokens, request.sampling.min_tokens));
 }
 
 Status check_request(const GenerateRequest& request, const RequestLimits& limits) {

@@ -30,12 +30,15 @@ struct RequestLimits {
   uint64_t kv_pages = 0;
   // 0: no limit of its own; else prompts are processed in one step of so many tokens.
   uint64_t max_prompt_tokens = 0;
+  // Output of a request that names no limit, where the model's length leaves more; 0: none.
+  uint64_t default_max_tokens = 0;
 };
 
 // Ranges of every field; independent of the prompt. Errors: kInvalidArgument with param().
 Status check_sampling(const SamplingParams& params, const RequestLimits& limits);
 
-// Output limit of a request: its max_tokens, or what the model's length leaves.
+// Output limit of a request: its max_tokens, or the default, or what the model's length leaves;
+// never below min_tokens.
 // Requires: the prompt is shorter than max_model_len.
 uint64_t resolved_max_tokens(const GenerateRequest& request, const RequestLimits& limits);
 

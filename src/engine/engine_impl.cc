@@ -60,6 +60,7 @@ RequestLimits make_limits(const EngineParts& parts) {
   limits.max_model_len = parts.info.max_model_len;
   limits.kv_capacity_tokens = parts.info.kv_capacity_tokens;
   limits.kv_pages = parts.runner->pages_total();
+  limits.default_max_tokens = parts.default_max_tokens;
   if (!parts.options.enable_chunked_prefill) {
     limits.max_prompt_tokens = parts.options.max_num_batched_tokens;
   }

@@ -40,6 +40,8 @@ struct EngineParts {
   std::optional<text::ChatFormat> chat_format;
   Status chat_error;  // why there is none
   std::vector<TokenId> end_ids;
+  // Output limit of requests that name none (generation_config.json's max_new_tokens); 0: none.
+  uint64_t default_max_tokens = 0;
   std::unique_ptr<backend::Device> device;  // what the runner stands on; null for the fake model
   std::unique_ptr<ModelRunner> runner;
   std::unique_ptr<base::Clock> own_clock;

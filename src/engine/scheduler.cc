@@ -12,7 +12,16 @@ struct Prefill {
   uint64_t remaining = 0;
   uint32_t given = 0;
   bool wants_prompt_logits = false;
+  bool whole = false;  // in one step or not at all
 };
+
+Prefill make_prefill(uint32_t sequence,
+                     uint64_t remaining,
+                     bool wants_prompt_logits,
+                     const SchedulerOptions& options) {
+  return {sequence, remaining, 0, wants_prompt_logits,
+          !options.chunked_prefill && !wants_prompt_logits};
+}
 
 void admit_waiting(const SchedulerState& state, const SchedulerOptions& options, StepPlan& plan) {
   uint64_t free_pages = state.free_pages;
@@ -20,9 +29,9 @@ void admit_waiting(const SchedulerState& state, const SchedulerOptions& options,
   for (uint32_t i = 0; i < state.waiting.size(); ++i) {
     if (running >= options.max_num_seqs) return;
     const WaitingSequence& waiting = state.waiting[i];
-    const bool one_step =
-        options.chunked_prefill || waiting.prompt_tokens <= options.max_num_batched_tokens;
-    if (waiting.pages > state.total_pages || !one_step) {
+    const bool whole = !options.chunked_prefill && !waiting.wants_prompt_logits;
+    const bool fits_step = !whole || waiting.prompt_tokens <= options.max_num_batched_tokens;
+    if (waiting.pages > state.total_pages || !fits_step) {
       plan.reject.push_back(i);
       continue;
     }
@@ -38,16 +47,13 @@ void admit_waiting(const SchedulerState& state, const SchedulerOptions& options,
 
 // Tokens that may go to `prefill` out of `budget`, given the logit rows that are left. The step
 // that ends a prompt needs one row to sample from.
-uint32_t chunk_size(const Prefill& prefill,
-                    uint32_t budget,
-                    uint32_t rows_left,
-                    const SchedulerOptions& options) {
-  if (!options.chunked_prefill) {
+uint32_t chunk_size(const Prefill& prefill, uint32_t budget, uint32_t rows_left) {
+  if (prefill.whole) {
     return prefill.remaining <= budget ? static_cast<uint32_t>(prefill.remaining) : 0;
   }
   const uint64_t most = std::min<uint64_t>(prefill.remaining, budget);
-  const uint64_t by_rows = prefill.wants_prompt_logits ? std::min<uint64_t>(most, rows_left) : most;
-  return static_cast<uint32_t>(by_rows);
+  return static_cast<uint32_t>(prefill.wants_prompt_logits ? std::min<uint64_t>(most, rows_left)
+                                                           : most);
 }
 
 // Rows that the sequences other than the one at hand need at worst: one each.
@@ -74,14 +80,12 @@ void give(Prefill& prefill, uint32_t tokens, RowBudget& rows, uint32_t& budget) 
   budget -= tokens;
 }
 
-void share_budget(std::vector<Prefill>& prefills,
-                  uint32_t budget,
-                  RowBudget rows,
-                  const SchedulerOptions& options) {
+void share_budget(std::vector<Prefill>& prefills, uint32_t budget, RowBudget rows) {
   if (prefills.empty()) return;
-  // The oldest first with at least half; unchunked it is all or nothing.
-  const uint32_t first_share = options.chunked_prefill ? budget - budget / 2 : budget;
-  give(prefills[0], chunk_size(prefills[0], first_share, rows.available(), options), rows, budget);
+  // The oldest first with at least half; a whole prompt is all or nothing.
+  Prefill& oldest = prefills[0];
+  const uint32_t first_share = oldest.whole ? budget : budget - budget / 2;
+  give(oldest, chunk_size(oldest, first_share, rows.available()), rows, budget);
   std::vector<uint32_t> order(prefills.size() - 1);
   std::iota(order.begin(), order.end(), 1u);
   std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
@@ -89,11 +93,10 @@ void share_budget(std::vector<Prefill>& prefills,
   });
   for (const uint32_t i : order) {
     if (budget == 0) return;
-    give(prefills[i], chunk_size(prefills[i], budget, rows.available(), options), rows, budget);
+    give(prefills[i], chunk_size(prefills[i], budget, rows.available()), rows, budget);
   }
   // What the others did not need goes back to the oldest (with prompt logits its rows are spent).
-  Prefill& oldest = prefills[0];
-  if (options.chunked_prefill && !oldest.wants_prompt_logits && budget > 0) {
+  if (!oldest.whole && !oldest.wants_prompt_logits && budget > 0) {
     oldest.given +=
         static_cast<uint32_t>(std::min<uint64_t>(budget, oldest.remaining - oldest.given));
   }
@@ -126,7 +129,8 @@ StepPlan plan_step(const SchedulerState& state, const SchedulerOptions& options)
   }
   for (uint32_t i = 0; i < plan.admit.size(); ++i) {
     const WaitingSequence& waiting = state.waiting[plan.admit[i]];
-    prefills.push_back({running + i, waiting.prompt_tokens, 0, waiting.wants_prompt_logits});
+    prefills.push_back(
+        make_prefill(running + i, waiting.prompt_tokens, waiting.wants_prompt_logits, options));
   }
 
   // Without chunks the oldest prompt may not fit beside the decodes: then it gets the step alone,
@@ -134,10 +138,10 @@ StepPlan plan_step(const SchedulerState& state, const SchedulerOptions& options)
   const uint32_t all = options.max_num_batched_tokens;
   const uint32_t beside = all - std::min(all, decodes);
   const bool prompts_only =
-      !options.chunked_prefill && !prefills.empty() && prefills[0].remaining > beside;
+      !prefills.empty() && prefills[0].whole && prefills[0].remaining > beside;
   if (prompts_only) decodes = 0;
   share_budget(prefills, prompts_only ? all : beside,
-               RowBudget(options.max_logit_rows, decodes + prefills.size()), options);
+               RowBudget(options.max_logit_rows, decodes + prefills.size()));
 
   if (!prompts_only) {
     for (uint32_t i = 0; i < running; ++i) {

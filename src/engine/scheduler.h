@@ -7,7 +7,7 @@
 // prompts: the oldest gets at least half of it, the others follow shortest first, so that a short
 // prompt passes a long one and the long one still moves. Waiting sequences are admitted in order of
 // arrival, each with all the pages that it can ever need (nothing is preempted). One that does not
-// fit at the moment may be passed by smaller ones, at most `max_passes` times; then everybody
+// fit at the moment may be passed by smaller ones in at most `max_passes` steps; then everybody
 // behind it waits.
 //
 // Progress: with a non-empty queue the plan processes at least one token, or admits and processes,
@@ -24,6 +24,7 @@ namespace spin::engine {
 struct SchedulerOptions {
   uint32_t max_num_seqs = 64;
   uint32_t max_num_batched_tokens = 512;
+  // false: a prompt is processed in one step, or in chunks only if it wants all its logits.
   bool chunked_prefill = true;
   uint32_t max_logit_rows = 96;  // > max_num_seqs
   uint32_t max_passes = 64;

@@ -14,50 +14,21 @@
 #include "base/utf8.h"
 #include "engine/admission.h"
 #include "engine/engine_impl.h"
+#include "tests/engine/fake_support.h"
 #include "tests/engine/recording_sink.h"
 
 namespace spin::engine {
 namespace {
 
 using testing::ChoiceOutput;
+using testing::expect_clean;
+using testing::fake_engine;
+using testing::free_request;
+using testing::kReducedCounts;
 using testing::Outcome;
 using testing::RecordingSink;
 using testing::run_request;
-
-std::unique_ptr<Engine> fake_engine(const FakeModelOptions& model = {},
-                                    const EngineOptions& options = {}) {
-  auto engine = create_fake_engine(model, options);
-  EXPECT_TRUE(engine.ok()) << engine.status().to_string();
-  return std::move(*engine);
-}
-
-// No page is in use and the pool's books are right. Call when nothing runs.
-void expect_clean(Engine& engine) {
-  EXPECT_TRUE(engine.wait_drained(std::chrono::seconds(60)));
-  const EngineStats stats = engine.stats();
-  EXPECT_EQ(stats.kv_pages_in_use, 0u);
-  EXPECT_EQ(stats.requests_running, 0u);
-  EXPECT_EQ(stats.requests_waiting, 0u);
-  const Status audit = static_cast<EngineImpl&>(engine).audit();
-  EXPECT_TRUE(audit.ok()) << audit.to_string();
-}
-
-GenerateRequest say(std::string_view text) {
-  GenerateRequest request;
-  request.prompt = fake_say_prompt(text);
-  request.sampling.temperature = 0;
-  return request;
-}
-
-GenerateRequest free_request(uint64_t seed, uint64_t max_tokens = 40) {
-  GenerateRequest request;
-  for (uint64_t i = 0; i < 3 + seed % 29; ++i) {
-    request.prompt.push_back(static_cast<TokenId>((seed * 31 + i * i) % 256));
-  }
-  request.sampling.seed = seed;
-  request.sampling.max_tokens = max_tokens;
-  return request;
-}
+using testing::say;
 
 TEST(FakeEngine, SaysWhatItIsToldAndStopsAtTheEndToken) {
   const auto engine = fake_engine();
@@ -146,11 +117,7 @@ std::string naive_text(const GenerateRequest& request,
 }
 
 TEST(FakeEngine, StreamedOutputEqualsUnstreamedOutput) {
-#ifdef SPIN_SANITIZED
-  constexpr uint64_t kOutputs = 600;
-#else
-  constexpr uint64_t kOutputs = 10'000;
-#endif
+  constexpr uint64_t kOutputs = kReducedCounts ? 600 : 10'000;
   const auto engine = fake_engine();
   constexpr uint64_t kWave = 100;
   int stops = 0;
