@@ -1,19 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as tokenizer.json. What loads must encode any text without a fault and decode any id.
+// Any bytes as tokenizer.json, or as a GGUF file if they begin like one. What loads must encode any
+// text without a fault and decode any id.
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <string_view>
 #include <vector>
 
 #include "base/check.h"
+#include "io/gguf.h"
 #include "text/tokenizer.h"
 #include "text/tokenizer_loader.h"
+
+namespace {
+
+spin::Result<std::unique_ptr<spin::text::Tokenizer>> load(std::string_view bytes) {
+  if (!bytes.starts_with("GGUF")) return spin::text::load_tokenizer_json(bytes);
+  auto file = spin::io::GgufFile::parse(
+      spin::io::MappedFile::borrow(std::as_bytes(std::span(bytes)), "fuzz.gguf"));
+  if (!file.ok()) return file.status();
+  return spin::text::load_tokenizer_gguf(**file);
+}
+
+}  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using spin::TokenId;
   const std::string_view json(reinterpret_cast<const char*>(data), size);
-  const auto config = spin::text::parse_tokenizer_config(json);
-  const auto loaded = spin::text::load_tokenizer_json(json);
+  (void)spin::text::parse_tokenizer_config(json).ok();
+  const auto loaded = load(json);
   if (!loaded.ok()) return 0;
   const spin::text::Tokenizer& tokenizer = **loaded;
   SPIN_CHECK(tokenizer.vocab_size() > 0);

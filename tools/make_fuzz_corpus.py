@@ -154,9 +154,70 @@ def safetensors_seeds():
     yield safetensors_file({"a": [[[[[]]]]]})
 
 
+# --- text ---------------------------------------------------------------------------------------
+
+
+def byte_characters():
+    """GPT-2's character for each byte."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    extra = iter(range(256, 512))
+    return [chr(b) if b in visible else chr(next(extra)) for b in range(256)]
+
+
+def tokenizer_json_seeds():
+    split = {"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+        r"\s*[\r\n]+|\s+(?!\S)|\s+")}}
+    qwen = json.loads(json.dumps(split).replace("{1,3}", ""))
+    bytes_only = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+    words = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+    digits = {"type": "Digits", "individual_digits": True}
+
+    def sequence(*steps):
+        return {"type": "Sequence", "pretokenizers": list(steps)}
+
+    pre = {"gpt2": words, "smollm": sequence(digits, words), "llama3": sequence(split, bytes_only),
+           "qwen2": sequence(qwen, bytes_only)}
+    tokens = byte_characters() + ["he", "ll", "hell", "hello", "\u0120hello"]
+    vocab = {text: i for i, text in enumerate(tokens)}
+    merges = [["h", "e"], ["l", "l"], ["he", "ll"], ["hell", "o"]]
+    added = [{"id": len(tokens) + i, "content": c, "single_word": False, "lstrip": False, "rstrip": False,
+              "normalized": n, "special": not n} for i, (c, n) in enumerate([("<|im_end|>", False), ("<t>", True)])]
+    for name, step in pre.items():
+        document = {"added_tokens": added, "normalizer": {"type": "NFC"} if name == "qwen2" else None,
+                    "pre_tokenizer": step, "decoder": bytes_only,
+                    "post_processor": None, "model": {
+                        "type": "BPE", "dropout": None, "unk_token": None, "ignore_merges": name == "llama3",
+                        "byte_fallback": False, "vocab": vocab,
+                        "merges": [" ".join(m) for m in merges] if name == "gpt2" else merges}}
+        if name == "llama3":
+            document["post_processor"] = {"type": "TemplateProcessing", "single": [
+                {"SpecialToken": {"id": "<|im_end|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+                "special_tokens": {"<|im_end|>": {"id": "<|im_end|>", "ids": [len(tokens)], "tokens": []}}}
+        yield json.dumps(document, ensure_ascii=False).encode()
+    yield b'{"bos_token":{"content":"<s>"},"eos_token":"</s>","add_bos_token":true,"chat_template":"x"}'
+    for name in ("gpt-2", "smollm", "qwen2", "llama-bpe", "default"):
+        yield gguf_file([
+            ("tokenizer.ggml.model", "string", "gpt2"),
+            ("tokenizer.ggml.pre", "string", name),
+            ("tokenizer.ggml.tokens", "string", tokens + ["<|im_end|>", "<0x41>", "[PAD]"]),
+            ("tokenizer.ggml.token_type", "i32", [1] * len(tokens) + [3, 6, 5]),
+            ("tokenizer.ggml.merges", "string", [" ".join(m) for m in merges]),
+            ("tokenizer.ggml.bos_token_id", "u32", len(tokens)),
+        ], [])
+
+
+def detokenizer_seeds():
+    yield b"\x00hello \xf0\x9f\x98\x80\xfe world"
+    yield b"\x02lo w\xffhel\xfelo\xfe wor\xfeld"
+    yield b"\x07a\xffab\xffb\xc3\xa9\xff\xc3\xfe\xa9ab\xc3\xa9\xed\xa0"
+
+
 SEEDS = {
+    "detokenizer": detokenizer_seeds,
     "gguf": gguf_seeds,
     "safetensors": safetensors_seeds,
+    "tokenizer_json": tokenizer_json_seeds,
 }
 
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tokenizer.json and tokenizer_config.json.
+#include <algorithm>
+
 #include <fmt/format.h>
 #include <simdjson.h>
 
@@ -94,7 +96,8 @@ class JsonLoader {
   Status apply_config(const TokenizerConfig& config);
 
   VocabularySource source_;
-  std::vector<bool> seen_;  // ids of model.vocab
+  size_t max_tokens_ = 0;   // ordinary and added entries of the file
+  std::vector<bool> seen_;  // ids that have a token
   std::vector<AddedToken> added_;
   bool has_unknown_token_ = false;
   TokenizerParts parts_;
@@ -126,10 +129,12 @@ Status JsonLoader::check_model_flags(const object& model) {
 
 Status JsonLoader::read_vocabulary(const object& model) {
   SPIN_ASSIGN_OR_RETURN(const object vocabulary, object_of(field(model, "vocab"), "vocab"));
+  // Ids have no gaps, so none is as large as the number of entries.
+  max_tokens_ = std::min(vocabulary.size() + added_.size(), kMaxVocabulary);
   for (const auto& [text, value] : vocabulary) {
     uint64_t id = 0;
-    if (value.get(id) != simdjson::SUCCESS || id >= kMaxVocabulary) {
-      return corrupt(fmt::format("vocab: expected token ids below {}", kMaxVocabulary));
+    if (value.get(id) != simdjson::SUCCESS || id >= max_tokens_) {
+      return corrupt(fmt::format("vocab: expected token ids below {} without a gap", max_tokens_));
     }
     if (id >= seen_.size()) {
       source_.tokens.resize(id + 1);
@@ -208,6 +213,10 @@ Status JsonLoader::read_added_entries(const object& document) {
 // Puts the added tokens into the vocabulary, whose ids must then be 0, 1, 2, ... without a gap.
 Status JsonLoader::apply_added() {
   for (const AddedToken& added : added_) {
+    if (added.id >= max_tokens_) {
+      return corrupt(fmt::format("added token {}: expected an id below {} without a gap", added.id,
+                                 max_tokens_));
+    }
     if (added.id >= seen_.size()) {
       parts_.tokens.resize(added.id + 1);
       parts_.ordinary.resize(added.id + 1, false);
@@ -451,8 +460,8 @@ Status JsonLoader::apply_config(const TokenizerConfig& config) {
 
 Result<std::unique_ptr<Tokenizer>> JsonLoader::load(const object& document,
                                                     const TokenizerConfig& config) {
-  SPIN_RETURN_IF_ERROR(read_model(document));
   SPIN_RETURN_IF_ERROR(read_added_entries(document));
+  SPIN_RETURN_IF_ERROR(read_model(document));
   SPIN_RETURN_IF_ERROR(read_normalizer(document));
   SPIN_RETURN_IF_ERROR(read_pre_tokenizer(document));
   SPIN_RETURN_IF_ERROR(read_decoder(document));
