@@ -30,9 +30,9 @@ struct RopeConfig {
   double beta_fast = 32.0;
   double beta_slow = 1.0;
   bool truncate = true;  // round the ends of the ramp to whole dimensions
-  std::optional<double> attention_factor;
-  std::optional<double> mscale;
-  std::optional<double> mscale_all_dim;
+  std::optional<double> attention_factor = std::nullopt;
+  std::optional<double> mscale = std::nullopt;
+  std::optional<double> mscale_all_dim = std::nullopt;
 };
 
 struct RopeTable {
