@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -105,10 +106,14 @@ TEST(MappedFile, RefusesASliceOfAFileCutAfterOpening) {
 // Pages of the mapping that this process has touched, by the kernel's own count.
 size_t resident_file_kib() {
   std::ifstream status("/proc/self/status");
+  size_t sum = 0;
   for (std::string line; std::getline(status, line);) {
-    if (line.rfind("RssFile:", 0) == 0) return std::stoul(line.substr(8));
+    // Files of a memory file system count as shared memory.
+    for (const std::string_view field : {"RssFile:", "RssShmem:"}) {
+      if (line.starts_with(field)) sum += std::stoul(line.substr(field.size()));
+    }
   }
-  return 0;
+  return sum;
 }
 
 TEST(MappedFile, DropGivesPagesBackAndTheBytesStayReadable) {
