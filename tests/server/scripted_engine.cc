@@ -172,7 +172,8 @@ OutputDelta ScriptedEngine::make_delta(const Running& running, uint32_t choice) 
   if (sampling.logprobs) {
     TokenLogprob token{delta.token_ids[0], -0.5f, delta.text, {}};
     for (uint32_t i = 0; i < *sampling.logprobs; ++i) {
-      token.top.push_back({i, -0.5f - static_cast<float>(i), std::string(1, static_cast<char>(65 + i))});
+      token.top.push_back(
+          {i, -0.5f - static_cast<float>(i), std::string(1, static_cast<char>(65 + i))});
     }
     delta.logprobs.push_back(std::move(token));
   }
