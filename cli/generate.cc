@@ -137,7 +137,7 @@ class Generation {
     if (options_.stats != StatisticsFormat::kNone) {
       const Statistics s = statistics(*turn);
       const bool json = options_.stats == StatisticsFormat::kJson;
-      print_notice(json ? statistics_json(s) : "\n" + statistics_text(s));
+      print_notice(json ? statistics_json(s) : fmt::format("\n{}", statistics_text(s)));
     }
     return conclude(*turn);
   }

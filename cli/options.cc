@@ -307,6 +307,8 @@ FlagTable serve_flags(ServeOptions& options) {
   table.add_real(
       {"drain-seconds", "S", "Seconds that running requests may go on after SIGTERM or Ctrl-C"},
       options.drain_seconds, {0, 86400});
+  table.add_switch({"access-log", "", "Logs one line per request, without prompts, at level info"},
+                   options.access_log);
   add_log_level(table, options.log_level);
   return table;
 }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -355,7 +356,7 @@ TEST(Options, HelpNamesEveryFlagItsVariableAndItsDefault) {
       EXPECT_TRUE(seen.insert(name).second) << name << " is declared twice";
       EXPECT_THAT(help, HasSubstr(name));
       if (name.rfind("--no-", 0) != 0) {
-        EXPECT_THAT(help, HasSubstr("[" + environment_name(name.substr(2)) + "]"));
+        EXPECT_THAT(help, HasSubstr(fmt::format("[{}]", environment_name(name.substr(2)))));
       }
     }
     const auto count = [&help](const std::string& word) {

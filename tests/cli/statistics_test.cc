@@ -2,6 +2,8 @@
 #include "cli/statistics.h"
 
 #include <cstring>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -13,9 +15,9 @@ namespace {
 
 using ::testing::HasSubstr;
 
-ModelInfo model_info() {
+ModelInfo model_info(std::string name = "m") {
   ModelInfo info;
-  info.name = "m";
+  info.name = std::move(name);
   info.dtype = "float32";
   info.threads = 2;
   info.kv_cache_bytes = 64000;
@@ -55,8 +57,8 @@ TEST(Statistics, AModelWithoutKvCapacityIsNoDivisionByZero) {
 }
 
 TEST(Statistics, JsonIsOneLineAndParses) {
-  Statistics s = make_statistics(model_info(), result(100, 9), FinishReason::kStop);
-  s.model = "bad \xff name\n";
+  const Statistics s =
+      make_statistics(model_info("bad \xff name\n"), result(100, 9), FinishReason::kStop);
   const std::string text = statistics_json(s);
   ASSERT_EQ(text.find('\n'), text.size() - 1);
   const auto json = nlohmann::json::parse(text);
