@@ -149,8 +149,8 @@ HWY_INLINE void load_values(
   }
 }
 
-// One row's step of the running softmax over a block: turns scores [kBlockKeys], of which the first
-// `visible` count, into weights, and rescales the row's state. Requires: visible > 0.
+// One row's step of the running softmax over a block: turns scores [kBlockKeys] (base 2), of which
+// the first `visible` count, into weights, and rescales the row's state. Requires: visible > 0.
 HWY_INLINE void softmax_step(float* HWY_RESTRICT scores,
                              int64_t visible,
                              int64_t padded_dim,
@@ -165,18 +165,21 @@ HWY_INLINE void softmax_step(float* HWY_RESTRICT scores,
   }
   const float new_max = std::max(max, hn::GetLane(hn::MaxOfLanes(d, largest)));
   const VF32 shift = hn::Set(d, new_max);
+  // Masked scores give 2^-126 here, too little to change a sum that holds a 1 in this block or is
+  // multiplied by one that does; their weights are cleared below.
   VF32 sum = hn::Zero(d);
   for (int64_t j = 0; j < kBlockKeys; j += kLanes) {
-    const VF32 p = exp_nonpositive(d, hn::Sub(hn::LoadU(d, scores + j), shift));
+    const VF32 p = exp2_nonpositive(d, hn::Sub(hn::LoadU(d, scores + j), shift));
     hn::StoreU(p, d, scores + j);
     sum = hn::Add(sum, p);
   }
+  for (int64_t j = visible; j < kBlockKeys; ++j) scores[j] = 0.0f;
   const float block_total = hn::GetLane(hn::SumOfLanes(d, sum));
   if (new_max == max) {  // a factor of 1: the same bits without the work
     total += block_total;
     return;
   }
-  const VF32 keep = exp_nonpositive(d, hn::Set(d, max - new_max));
+  const VF32 keep = exp2_nonpositive(d, hn::Set(d, max - new_max));
   total = total * hn::GetLane(keep) + block_total;
   for (int64_t i = 0; i < padded_dim; i += kLanes) {
     hn::StoreU(hn::Mul(hn::LoadU(d, sums + i), keep), d, sums + i);
@@ -190,6 +193,24 @@ void clear_state(AttentionState state, int64_t rows, int64_t head_dim) {
   std::fill_n(state.total, rows, 0.0f);
 }
 
+// Addresses of keys [first_key, first_key + count); past them the last one again: its scores are
+// masked, but the row must be readable.
+void find_rows(const AttentionTask& task, int64_t first_key, int64_t count, const char** rows) {
+  int64_t page = first_key / task.page_tokens;
+  int64_t in_page = first_key % task.page_tokens;
+  int64_t j = 0;
+  while (j < count) {
+    const uint64_t slot = task.slots[page];
+    const char* row =
+        task.pool + slot * task.page_bytes + static_cast<uint64_t>(in_page) * task.row_bytes;
+    const int64_t end = std::min(count, j + task.page_tokens - in_page);
+    for (; j < end; ++j, row += task.row_bytes) rows[j] = row;
+    ++page;
+    in_page = 0;
+  }
+  for (; j < kBlockKeys; ++j) rows[j] = rows[count - 1];
+}
+
 // Adds keys [first_key, first_key + count) to the state of every row that sees them.
 void attend_block(const AttentionTask& task,
                   int64_t first_key,
@@ -198,14 +219,8 @@ void attend_block(const AttentionTask& task,
                   AttentionState state) {
   const char* rows_k[kBlockKeys];
   const char* rows_v[kBlockKeys];
-  for (int64_t j = 0; j < kBlockKeys; ++j) {
-    // Past the end any readable row will do: its scores are masked.
-    const int64_t key = first_key + std::min(j, count - 1);
-    const uint64_t slot = task.slots[key / task.page_tokens];
-    rows_k[j] = task.pool + slot * task.page_bytes +
-                static_cast<uint64_t>(key % task.page_tokens) * task.row_bytes;
-    rows_v[j] = rows_k[j] + task.plane_bytes;
-  }
+  find_rows(task, first_key, count, rows_k);
+  for (int64_t j = 0; j < kBlockKeys; ++j) rows_v[j] = rows_k[j] + task.plane_bytes;
   load_keys(rows_k, task.dtype, task.head_dim, s.keys);
   load_values(rows_v, task.dtype, task.head_dim, count, s.values);
   const int64_t padded = attention_padded_dim(task.head_dim);
@@ -235,8 +250,8 @@ void merge_states(AttentionState into, AttentionState later, int64_t rows, int64
   for (int64_t r = 0; r < rows; ++r) {
     if (later.total[r] == 0.0f) continue;  // the row sees nothing there
     const float max = std::max(into.max[r], later.max[r]);
-    const VF32 keep = exp_nonpositive(d, hn::Set(d, into.max[r] - max));
-    const VF32 take = exp_nonpositive(d, hn::Set(d, later.max[r] - max));
+    const VF32 keep = exp2_nonpositive(d, hn::Set(d, into.max[r] - max));
+    const VF32 take = exp2_nonpositive(d, hn::Set(d, later.max[r] - max));
     for (int64_t i = 0; i < padded; i += kLanes) {
       const VF32 kept = hn::Mul(hn::LoadU(d, into.sums + r * padded + i), keep);
       const VF32 added = hn::LoadU(d, later.sums + r * padded + i);
@@ -250,10 +265,12 @@ void merge_states(AttentionState into, AttentionState later, int64_t rows, int64
 void attend(const AttentionTask& task, AttentionState state, float* scratch) {
   const int64_t rows = task.tokens * task.group;
   const Scratch s = scratch_at(scratch, rows, task.head_dim);
+  // Weights are 2^(score - max): one multiplication here instead of one per score.
+  const float scale = task.scale * 1.44269504f;
   for (int64_t t = 0; t < task.tokens; ++t) {
     const float* from = task.q + t * task.q_stride;
     float* to = s.q + t * task.group * task.head_dim;
-    for (int64_t i = 0; i < task.group * task.head_dim; ++i) to[i] = from[i] * task.scale;
+    for (int64_t i = 0; i < task.group * task.head_dim; ++i) to[i] = from[i] * scale;
   }
   std::fill_n(s.values, kBlockKeys * attention_padded_dim(task.head_dim), 0.0f);
   clear_state(state, rows, task.head_dim);

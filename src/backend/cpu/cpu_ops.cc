@@ -87,15 +87,24 @@ Result<std::unique_ptr<PackedMatrix>> CpuOps::pack_matrix(int64_t rows,
                                                           const RowSource& source) {
   SPIN_ASSIGN_OR_RETURN(const uint64_t bytes, CpuPackedMatrix::packed_bytes(rows, cols, dtype));
   SPIN_ASSIGN_OR_RETURN(Buffer buffer, Buffer::allocate(fast_memory_, bytes));
-  std::memset(buffer.data(), 0, bytes);
   auto matrix = std::make_unique<CpuPackedMatrix>(rows, cols, dtype, std::move(buffer));
-  const int64_t chunk = std::clamp<int64_t>(kPackChunkFloats / cols, 1, rows);
+  matrix->clear_padding();
+  // Whole panels, so that threads do not write to each other's cache lines.
+  const int64_t panels = std::max<int64_t>(1, kPackChunkFloats / kPanelCols / cols);
+  const int64_t chunk = std::min(panels * kPanelCols, rows);
   std::vector<float> values(static_cast<size_t>(chunk * cols));
   for (int64_t first = 0; first < rows; first += chunk) {
     const int64_t count = std::min(chunk, rows - first);
     const std::span<float> part(values.data(), static_cast<size_t>(count * cols));
     SPIN_RETURN_IF_ERROR(source(first, count, part));
-    matrix->store_rows(first, count, part);
+    pool_.parallel_for(
+        static_cast<size_t>(base::ceil_div(count, kPanelCols)), [&](size_t panel, uint32_t) {
+          const int64_t begin = static_cast<int64_t>(panel) * kPanelCols;
+          const int64_t length = std::min(kPanelCols, count - begin);
+          matrix->store_rows(
+              first + begin, length,
+              part.subspan(static_cast<size_t>(begin * cols), static_cast<size_t>(length * cols)));
+        });
   }
   return std::unique_ptr<PackedMatrix>(std::move(matrix));
 }

@@ -15,6 +15,8 @@ namespace spin::backend::cpu {
 // Products of row blocks with a slice of a packed panel (packed_matrix.h). A "unit" is what one
 // step along k takes: one k for f32 matrices, two neighbours for bf16.
 struct MatmulKernel {
+  static constexpr int64_t kPrefetchBytes = 128;
+
   int64_t block_rows = 0;    // rows that a block holds at most
   int64_t a_unit_bytes = 0;  // bytes of one row's unit in a packed block
 
@@ -24,7 +26,7 @@ struct MatmulKernel {
 
   // c[r, j] = (add ? c[r, j] : 0) + sum over units of a[., r] * b[., j], units in ascending order.
   // a: [units][rows]; b: [units][b_width], the first `cols` (16, 32, 48, 64) of each; c: row
-  // stride c_stride floats.
+  // stride c_stride floats. `prefetch`: null, or where to fetch kPrefetchBytes per unit ahead.
   void (*multiply)(const void* a,
                    int64_t rows,
                    const void* b,
@@ -33,7 +35,8 @@ struct MatmulKernel {
                    int64_t units,
                    bool add,
                    float* c,
-                   int64_t c_stride) = nullptr;
+                   int64_t c_stride,
+                   const char* prefetch) = nullptr;
 };
 
 // Attention of `tokens` query tokens of one group of heads over a range of one KV head's keys.
@@ -64,7 +67,7 @@ struct AttentionTask {
 inline constexpr int64_t kBlockKeys = 64;
 inline constexpr int64_t kSplitTokens = 512;
 
-// Softmax state of tokens * group rows. sums: [rows, padded_dim].
+// Softmax state of tokens * group rows. sums: [rows, padded_dim]; max in base 2.
 struct AttentionState {
   float* sums = nullptr;
   float* max = nullptr;    // [rows]

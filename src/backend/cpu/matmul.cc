@@ -59,19 +59,21 @@ class Product {
     return static_cast<float*>(call_.out.data) + (first_row_ + row) * call_.out.row_stride;
   }
   int64_t rows_of_block(int64_t block) const {
-    return std::min(kernel_.block_rows, rows_ - block * kernel_.block_rows);
+    return std::min(block_rows_, rows_ - block * block_rows_);
   }
   char* a_block(int64_t block) const {
-    return a_ + block * kernel_.block_rows * units_ * kernel_.a_unit_bytes;
+    return a_ + block * block_rows_ * units_ * kernel_.a_unit_bytes;
   }
 
   void pack_block(int64_t block) {
-    kernel_.pack_block(x_row(block * kernel_.block_rows), call_.x.row_stride, rows_of_block(block),
+    kernel_.pack_block(x_row(block * block_rows_), call_.x.row_stride, rows_of_block(block),
                        call_.x.cols, a_block(block));
   }
 
   void run_chunk() {
     const int64_t blocks = ceil_div(rows_, kernel_.block_rows);
+    // 8 rows are two blocks of 4, not 6 and 2: few sums in flight leave the multipliers idle.
+    block_rows_ = ceil_div(rows_, blocks);
     if (rows_ * call_.x.cols <= kSerialPackFloats) {
       for (int64_t block = 0; block < blocks; ++block) pack_block(block);
     } else {
@@ -129,7 +131,7 @@ class Product {
     const int64_t width = call_.w->panel_width(panel);
     const char* b = static_cast<const char*>(call_.w->panel(panel)) + column * b_unit_bytes_;
     const int64_t out_column = panel * kPanelCols + column;
-    const int64_t first_row = first_block * kernel_.block_rows;
+    const int64_t first_row = first_block * block_rows_;
     // Straight into the output where nothing is added and no column is padding.
     const bool direct =
         !call_.accumulate && call_.bias == nullptr && out_column + cols <= call_.out.cols;
@@ -140,17 +142,32 @@ class Product {
       const int64_t count = std::min(slice, units_ - u);
       for (int64_t block = first_block; block < last_block; ++block) {
         const int64_t rows = rows_of_block(block);
-        kernel_.multiply(a_block(block) + u * rows * kernel_.a_unit_bytes, rows,
-                         b + u * width * b_unit_bytes_, width, cols, count, u > 0,
-                         c + (block - first_block) * kernel_.block_rows * c_stride, c_stride);
+        const char* here = b + u * width * b_unit_bytes_;
+        kernel_.multiply(a_block(block) + u * rows * kernel_.a_unit_bytes, rows, here, width, cols,
+                         count, u > 0, c + (block - first_block) * block_rows_ * c_stride, c_stride,
+                         prefetch_address(here + count * width * b_unit_bytes_,
+                                          count * MatmulKernel::kPrefetchBytes, block - first_block,
+                                          last_block - first_block));
       }
     }
     if (direct) return;
-    const int64_t last_row = std::min(last_block * kernel_.block_rows, rows_);
+    const int64_t last_row = std::min(last_block * block_rows_, rows_);
     for (int64_t row = first_row; row < last_row; ++row) {
       add_row(tile + (row - first_row) * kPanelCols, out_column,
               std::min(cols, call_.out.cols - out_column), out_row(row) + out_column);
     }
+  }
+
+  // While two blocks pass over a slice, each fetches half of what lies behind it: the first pass
+  // over a slice waits for memory otherwise and the later ones leave the memory idle. Reading past
+  // the matrix is harmless for a prefetch.
+  static const char* prefetch_address(const char* behind,
+                                      int64_t half_bytes,
+                                      int64_t pass,
+                                      int64_t passes) {
+    if (passes < 2 || pass >= 2) return nullptr;
+    return reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(behind) +
+                                         static_cast<uintptr_t>(pass * half_bytes));
   }
 
   void add_row(const float* sums, int64_t out_column, int64_t cols, float* out) const {
@@ -177,6 +194,7 @@ class Product {
   int64_t tile_floats_ = 0;
   int64_t first_row_ = 0;  // of the chunk
   int64_t rows_ = 0;
+  int64_t block_rows_ = 0;  // at most the kernel's
 };
 
 }  // namespace

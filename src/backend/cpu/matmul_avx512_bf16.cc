@@ -14,7 +14,7 @@
 namespace spin::backend::cpu {
 namespace {
 
-constexpr int kBf16BlockRows = 6;
+constexpr int kBf16BlockRows = 6;  // x 64 columns: 24 sums
 
 // Two floats rounded to nearest even as a pair, the first in the low half.
 // The instruction flushes subnormal inputs to zero, as the dot product does anyway.
@@ -37,14 +37,15 @@ SPIN_AVX512_BF16 void pack_bf16(
   }
 }
 
-template <int kRows, int kVectors>
+template <int kRows, int kVectors, bool kPrefetch>
 SPIN_AVX512_BF16 inline void dot_tile(const uint32_t* a,
                                       const uint32_t* b,
                                       int64_t b_width,
                                       int64_t units,
                                       bool add,
                                       float* c,
-                                      int64_t c_stride) {
+                                      int64_t c_stride,
+                                      const char* prefetch) {
   __m512 sums[kRows][kVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
@@ -67,6 +68,11 @@ SPIN_AVX512_BF16 inline void dot_tile(const uint32_t* a,
         sums[r][v] = _mm512_dpbf16_ps(sums[r][v], columns[v], left);
       }
     }
+    if constexpr (kPrefetch) {
+      _mm_prefetch(prefetch, _MM_HINT_T1);
+      _mm_prefetch(prefetch + 64, _MM_HINT_T1);
+      prefetch += 128;
+    }
     a += kRows;
     b += b_width;
   }
@@ -87,44 +93,49 @@ SPIN_AVX512_BF16 void dot_rows(const uint32_t* a,
                                int64_t units,
                                bool add,
                                float* c,
-                               int64_t c_stride) {
+                               int64_t c_stride,
+                               const char* prefetch) {
+  if (prefetch != nullptr && cols == 64) {
+    return dot_tile<kRows, 4, true>(a, b, b_width, units, add, c, c_stride, prefetch);
+  }
   switch (cols) {
     case 16:
-      return dot_tile<kRows, 1>(a, b, b_width, units, add, c, c_stride);
+      return dot_tile<kRows, 1, false>(a, b, b_width, units, add, c, c_stride, nullptr);
     case 32:
-      return dot_tile<kRows, 2>(a, b, b_width, units, add, c, c_stride);
+      return dot_tile<kRows, 2, false>(a, b, b_width, units, add, c, c_stride, nullptr);
     case 48:
-      return dot_tile<kRows, 3>(a, b, b_width, units, add, c, c_stride);
+      return dot_tile<kRows, 3, false>(a, b, b_width, units, add, c, c_stride, nullptr);
     default:
-      return dot_tile<kRows, 4>(a, b, b_width, units, add, c, c_stride);
+      return dot_tile<kRows, 4, false>(a, b, b_width, units, add, c, c_stride, nullptr);
   }
 }
 
-SPIN_AVX512_BF16 void multiply_dot(const void* a,
-                                   int64_t rows,
-                                   const void* b,
-                                   int64_t b_width,
-                                   int64_t cols,
-                                   int64_t units,
-                                   bool add,
-                                   float* c,
-                                   int64_t c_stride) {
-  const auto* left = static_cast<const uint32_t*>(a);
-  const auto* right = static_cast<const uint32_t*>(b);
-  switch (rows) {
-    case 1:
-      return dot_rows<1>(left, right, b_width, cols, units, add, c, c_stride);
-    case 2:
-      return dot_rows<2>(left, right, b_width, cols, units, add, c, c_stride);
-    case 3:
-      return dot_rows<3>(left, right, b_width, cols, units, add, c, c_stride);
-    case 4:
-      return dot_rows<4>(left, right, b_width, cols, units, add, c, c_stride);
-    case 5:
-      return dot_rows<5>(left, right, b_width, cols, units, add, c, c_stride);
-    default:
-      return dot_rows<6>(left, right, b_width, cols, units, add, c, c_stride);
-  }
+using DotRows = void (*)(const uint32_t* a,
+                         const uint32_t* b,
+                         int64_t b_width,
+                         int64_t cols,
+                         int64_t units,
+                         bool add,
+                         float* c,
+                         int64_t c_stride,
+                         const char* prefetch);
+
+// By number of rows.
+constexpr DotRows kDotRows[kBf16BlockRows + 1] = {
+    nullptr, dot_rows<1>, dot_rows<2>, dot_rows<3>, dot_rows<4>, dot_rows<5>, dot_rows<6>};
+
+void multiply_dot(const void* a,
+                  int64_t rows,
+                  const void* b,
+                  int64_t b_width,
+                  int64_t cols,
+                  int64_t units,
+                  bool add,
+                  float* c,
+                  int64_t c_stride,
+                  const char* prefetch) {
+  kDotRows[rows](static_cast<const uint32_t*>(a), static_cast<const uint32_t*>(b), b_width, cols,
+                 units, add, c, c_stride, prefetch);
 }
 
 }  // namespace

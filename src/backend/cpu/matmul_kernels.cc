@@ -30,7 +30,8 @@ void multiply_f32(const void* a,
                   int64_t units,
                   bool add,
                   float* c,
-                  int64_t c_stride) {
+                  int64_t c_stride,
+                  const char* /*prefetch*/) {
   float_block<Rows::kPacked>(static_cast<const float*>(a), 0, rows, static_cast<const float*>(b),
                              b_width, cols, units, add, c, c_stride);
 }
@@ -122,7 +123,8 @@ void multiply_bf16(const void* a,
                    int64_t units,
                    bool add,
                    float* c,
-                   int64_t c_stride) {
+                   int64_t c_stride,
+                   const char* /*prefetch*/) {
   const auto* left = static_cast<const float*>(a);
   const auto* right = static_cast<const uint32_t*>(b);
   switch (rows) {

@@ -23,15 +23,16 @@ enum class Rows { kPacked, kStrided };
 // c[r, j] (+)= sum_k a[r, k] * b[k, j], r < kRows, j < kVectors * kLanes. Every sum is one chain
 // over ascending k, so its bits do not depend on the tile's shape.
 // a: kPacked: [k][kRows]; kStrided: [kRows][k] with row stride a_stride. b: row stride b_stride.
+// Not inlined: beside other code the compiler runs out of registers and spills sums in the loop.
 template <int kRows, int kVectors, Rows kLayout>
-HWY_INLINE void float_tile(const float* HWY_RESTRICT a,
-                           int64_t a_stride,
-                           const float* HWY_RESTRICT b,
-                           int64_t b_stride,
-                           int64_t k,
-                           bool add,
-                           float* HWY_RESTRICT c,
-                           int64_t c_stride) {
+HWY_NOINLINE void float_tile(const float* HWY_RESTRICT a,
+                             int64_t a_stride,
+                             const float* HWY_RESTRICT b,
+                             int64_t b_stride,
+                             int64_t k,
+                             bool add,
+                             float* HWY_RESTRICT c,
+                             int64_t c_stride) {
   const F32 d;
   VF32 sums[kRows][kVectors];
   HWY_UNROLL(8)

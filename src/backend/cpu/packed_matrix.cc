@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/cpu/packed_matrix.h"
 
+#include <cstring>
 #include <string>
 
 #include "base/check.h"
@@ -24,6 +25,20 @@ Result<uint64_t> CpuPackedMatrix::packed_bytes(int64_t rows, int64_t cols, layou
     if (bytes && *bytes <= static_cast<uint64_t>(INT64_MAX)) return *bytes;
   }
   return Status(StatusCode::kInvalidArgument, "a matrix of " + shape + " is too large");
+}
+
+void CpuPackedMatrix::clear_padding() {
+  const int64_t stored = stored_cols();
+  const auto element = static_cast<int64_t>(layout::dtype_bytes(dtype_));
+  const int64_t last = panels() - 1;
+  const auto clear = [&](int64_t first, int64_t count) {
+    std::memset(buffer_.as<char>() + first * element, 0, static_cast<size_t>(count * element));
+  };
+  clear(panel_offset(last), panel_width(last) * stored);
+  if (stored == cols_) return;
+  for (int64_t panel = 0; panel < last; ++panel) {
+    clear(panel_offset(panel) + (stored - 2) * kPanelCols, 2 * kPanelCols);
+  }
 }
 
 void CpuPackedMatrix::store_rows(int64_t first, int64_t count, std::span<const float> values) {

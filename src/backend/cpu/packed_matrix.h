@@ -48,8 +48,11 @@ class CpuPackedMatrix final : public PackedMatrix {
     return buffer_.as<char>() + panel_offset(index) * layout::dtype_bytes(dtype_);
   }
 
+  // Zeroes what no row of the matrix fills: the last panel and the odd k.
+  void clear_padding();
+
   // Writes rows [first, first + count) from `values` ([count, cols]). The ranges of all calls cover
-  // the matrix once.
+  // the matrix once. Thread: distinct panels may be written at the same time.
   void store_rows(int64_t first, int64_t count, std::span<const float> values);
 
   // Reads row `row` into out [cols].

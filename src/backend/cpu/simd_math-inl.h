@@ -59,15 +59,26 @@ HWY_INLINE VF32 exp_any(F32 d, VF32 x) {
   return hn::IfThenElse(hn::Eq(x, x), y, x);
 }
 
-// exp for x <= 0: results below the smallest normal number are 0. NaN stays NaN.
-HWY_INLINE VF32 exp_nonpositive(F32 d, VF32 x) {
-  const VF32 lowest = hn::Set(d, -87.33f);
-  const VF32 safe = hn::IfThenElse(hn::Ge(x, lowest), x, lowest);  // NaN: lowest
-  hn::Vec<I32> n;
-  const VF32 p = exp_parts(d, safe, n);
-  const VF32 y = hn::Mul(p, power_of_two(d, n));
-  // Below the limit 0; otherwise y, and x itself where it is NaN.
-  return hn::IfThenZeroElse(hn::Lt(x, lowest), hn::IfThenElse(hn::Eq(x, x), y, x));
+// 2^x for x <= 0. Below -126 the result is some number in [0, 2^-126]; NaN stays NaN.
+// r = x - round(x) is exact and |r| <= 1/2, so that one Taylor polynomial of degree 7 in r ln 2
+// does: its remainder is below (ln(2) / 2)^8 / 8! = 5e-9.
+HWY_INLINE VF32 exp2_nonpositive(F32 d, VF32 x) {
+#if HWY_TARGET == HWY_SCALAR
+  if (!(hn::GetLane(x) == hn::GetLane(x))) return x;  // its conversion would be undefined
+#endif
+  // Max returns its second operand for NaN.
+  const VF32 safe = hn::Max(hn::Set(d, -126.0f), x);
+  const hn::Vec<I32> n = hn::NearestInt(safe);
+  const VF32 r = hn::Sub(safe, hn::ConvertTo(d, n));
+  VF32 p = hn::MulAdd(hn::Set(d, 1.52527338e-5f), r, hn::Set(d, 1.54035304e-4f));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.33335581e-3f));
+  p = hn::MulAdd(p, r, hn::Set(d, 9.61812911e-3f));
+  p = hn::MulAdd(p, r, hn::Set(d, 5.55041087e-2f));
+  p = hn::MulAdd(p, r, hn::Set(d, 2.40226507e-1f));
+  p = hn::MulAdd(p, r, hn::Set(d, 6.93147181e-1f));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
+  // p in [0.7, 1.42]: adding n to its exponent multiplies by 2^n.
+  return hn::BitCast(d, hn::Add(hn::BitCast(I32(), p), hn::ShiftLeft<23>(n)));
 }
 
 // The two halves of 2-byte pairs held in 32-bit lanes, as floats: bf16 is the upper half of a
