@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
-#include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -160,5 +160,330 @@ TEST(FakeEngine, StreamedOutputEqualsUnstreamedOutput) {
   EXPECT_EQ(streamed_stops_in_text, 0);
   expect_clean(*engine);
 }
+
+TEST(FakeEngine, StopsAtTheFirstTokenWithEmptyText) {
+  const auto engine = fake_engine();
+  const Outcome outcome = run_request(*engine, say(""));
+  EXPECT_EQ(outcome.choices.at(0).text, "");
+  EXPECT_EQ(outcome.choices.at(0).finish, FinishReason::kStop);
+  EXPECT_EQ(outcome.result.usage.completion_tokens, 1u);  // the end token
+  expect_clean(*engine);
+}
+
+struct StopCase {
+  std::vector<std::string> stops;
+  bool include;
+  uint32_t min_tokens;
+  const char* text;
+  const char* stop;
+  uint64_t tokens;
+};
+
+TEST(FakeEngine, StopStringsAreFoundAcrossTokensAndNeverSent) {
+  const auto engine = fake_engine();
+  const std::string said = "abc DEFGHIJ xyz \xF0\x9F\x98\x80 end";
+  const std::vector<StopCase> cases = {
+      {{"DEFGHIJ"}, false, 0, "abc ", "DEFGHIJ", 11},
+      {{"DEFGHIJ"}, true, 0, "abc DEFGHIJ", "DEFGHIJ", 11},
+      {{"DEFX", "GHI"}, false, 0, "abc DEF", "GHI", 10},
+      {{"bc D", "c"}, false, 0, "ab", "c", 3},
+      {{"\xF0\x9F\x98\x80"}, false, 0, "abc DEFGHIJ xyz ", "\xF0\x9F\x98\x80", 20},
+      {{"c", "xyz"}, false, 5, "abc DEFGHIJ ", "xyz", 15},
+      {{"nothing"}, false, 0, said.c_str(), nullptr, 25},
+      {{"end!"}, false, 0, said.c_str(), nullptr, 25},  // what was held back comes at the end
+  };
+  for (const StopCase& c : cases) {
+    for (const bool stream : {true, false}) {
+      GenerateRequest request = say(said);
+      request.stream = stream;
+      request.sampling.stop = c.stops;
+      request.sampling.include_stop_str_in_output = c.include;
+      request.sampling.min_tokens = c.min_tokens;
+      const ChoiceOutput choice = run_request(*engine, request).choices.at(0);
+      const std::string wanted = c.text;
+      EXPECT_EQ(choice.text, c.include || c.stop ? wanted : said);
+      EXPECT_EQ(choice.finish, FinishReason::kStop);
+      EXPECT_EQ(choice.stop_string.value_or("-"), c.stop ? c.stop : "-");
+      EXPECT_EQ(choice.completion_tokens, c.tokens) << c.stops[0];
+      EXPECT_EQ(choice.tokens.size(), c.tokens);
+    }
+  }
+  expect_clean(*engine);
+}
+
+TEST(FakeEngine, EndTokensObeyMinTokensIgnoreEosAndStopTokenIds) {
+  const auto engine = fake_engine();
+  const std::vector<TokenId> script = {'a', kFakeTurnEnd, 'b', kFakeEos, 'c', 'd', 'e'};
+  GenerateRequest request;
+  request.prompt = fake_say_prompt(script);
+  request.sampling.temperature = 0;
+  EXPECT_EQ(run_request(*engine, request).choices.at(0).text, "a");  // the second end id as well
+  request.sampling.ignore_eos = true;
+  request.sampling.max_tokens = 7;
+  ChoiceOutput choice = run_request(*engine, request).choices.at(0);
+  EXPECT_EQ(choice.text, "abcde");
+  EXPECT_EQ(choice.finish, FinishReason::kLength);
+  request.sampling.skip_special_tokens = false;
+  EXPECT_EQ(run_request(*engine, request).choices.at(0).text, "a<|im_end|>b<|endoftext|>cde");
+  // The user's own stop ids are not covered by ignore_eos.
+  request.sampling.stop_token_ids = {'d', kFakeEos};
+  choice = run_request(*engine, request).choices.at(0);
+  EXPECT_EQ(choice.text, "a<|im_end|>b");
+  EXPECT_EQ(choice.stop_token, TokenId{kFakeEos});
+  EXPECT_EQ(choice.completion_tokens, 4u);
+  request.sampling.include_stop_str_in_output = true;
+  EXPECT_EQ(run_request(*engine, request).choices.at(0).text, "a<|im_end|>b<|endoftext|>");
+  // Before min_tokens no end id is chosen, whatever the model wants; the prompt does not count.
+  request.sampling = {};
+  request.sampling.temperature = 0;
+  request.sampling.min_tokens = 5;
+  request.sampling.stop_token_ids = {'c'};
+  choice = run_request(*engine, request).choices.at(0);
+  ASSERT_GE(choice.tokens.size(), 6u);
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_LT(choice.tokens[i], kFakeVocabulary);
+    EXPECT_NE(choice.tokens[i], kFakeEos);
+    EXPECT_NE(choice.tokens[i], kFakeTurnEnd);
+    EXPECT_NE(choice.tokens[i], TokenId{'c'});
+  }
+}
+
+TEST(FakeEngine, OutputEndsAtMaxTokensAndAtTheModelsLength) {
+  FakeModelOptions model;
+  model.max_model_len = 100;
+  const auto engine = fake_engine(model);
+  GenerateRequest request = testing::endless_request(4);
+  request.prompt.resize(60, 'x');
+  Outcome outcome = run_request(*engine, request);
+  EXPECT_EQ(outcome.result.usage.completion_tokens, 40u);
+  EXPECT_EQ(outcome.choices.at(0).finish, FinishReason::kLength);
+  EXPECT_TRUE(outcome.result.status.ok());
+  request.sampling.max_tokens = 1;
+  outcome = run_request(*engine, request);
+  EXPECT_EQ(outcome.result.usage.completion_tokens, 1u);
+  EXPECT_EQ(outcome.choices.at(0).deltas, 1);
+}
+
+TEST(FakeEngine, EveryChoiceIsItsOwnAndAllOfThemCome) {
+  const auto engine = fake_engine();
+  for (const uint32_t n : {2u, 3u, 4u, 8u, 10u}) {
+    for (const bool stream : {true, false}) {
+      GenerateRequest request = free_request(7 + n);
+      request.sampling.n = n;
+      request.sampling.ignore_eos = true;
+      request.stream = stream;
+      const Outcome outcome = run_request(*engine, request);
+      ASSERT_EQ(outcome.choices.size(), n);
+      std::set<std::vector<TokenId>> different;
+      uint64_t tokens = 0;
+      for (const auto& [index, choice] : outcome.choices) {
+        EXPECT_LT(index, n);
+        EXPECT_EQ(choice.finishes, 1);
+        EXPECT_EQ(choice.tokens.size(), 40u);
+        different.insert(choice.tokens);
+        tokens += choice.completion_tokens;
+      }
+      EXPECT_EQ(different.size(), n);  // seeds differ per index
+      EXPECT_EQ(outcome.result.usage.completion_tokens, tokens);
+      EXPECT_EQ(outcome.result.usage.prompt_tokens, request.prompt.size());
+    }
+  }
+  // More choices than seats.
+  EngineOptions options;
+  options.max_num_seqs = 3;
+  const auto small = fake_engine({}, options);
+  GenerateRequest request = free_request(1);
+  request.sampling.n = 20;
+  EXPECT_EQ(run_request(*small, request).choices.size(), 20u);
+  expect_clean(*small);
+  expect_clean(*engine);
+}
+
+TEST(FakeEngine, SeedsDecideTokens) {
+  EngineOptions options;
+  options.seed = 42;
+  const auto engine = fake_engine({}, options);
+  const auto tokens = [&engine](std::optional<uint64_t> seed) {
+    GenerateRequest request = free_request(3);
+    request.sampling.seed = seed;
+    request.sampling.ignore_eos = true;
+    return run_request(*engine, request).choices.at(0).tokens;
+  };
+  EXPECT_EQ(tokens(5), tokens(5));
+  EXPECT_NE(tokens(5), tokens(6));
+  EXPECT_EQ(tokens(std::nullopt), tokens(std::nullopt));  // the engine's own seed
+  EXPECT_EQ(tokens(std::nullopt), tokens(42));
+  const auto unseeded = fake_engine();
+  GenerateRequest request = free_request(3);
+  request.sampling.seed.reset();
+  request.sampling.ignore_eos = true;
+  EXPECT_NE(run_request(*unseeded, request).choices.at(0).tokens,
+            run_request(*unseeded, request).choices.at(0).tokens);
+}
+
+TEST(FakeEngine, PenaltiesReachTheModelsOutput) {
+  const auto engine = fake_engine();
+  GenerateRequest request = say("aaaaaaaaaaaaaaaa");
+  request.sampling.max_tokens = 16;
+  EXPECT_EQ(run_request(*engine, request).choices.at(0).text, "aaaaaaaaaaaaaaaa");
+  GenerateRequest frequency = request;
+  frequency.sampling.frequency_penalty = 2;
+  EXPECT_NE(run_request(*engine, frequency).choices.at(0).text, "aaaaaaaaaaaaaaaa");
+  GenerateRequest repetition = request;
+  repetition.sampling.repetition_penalty = 100;
+  EXPECT_NE(run_request(*engine, repetition).choices.at(0).tokens.at(0), TokenId{'a'});
+}
+
+TEST(FakeEngine, LogprobsAndEchoHaveOneEntryPerToken) {
+  EngineOptions options;
+  options.max_num_batched_tokens = 64;  // the prompt takes several steps
+  const auto engine = fake_engine({}, options);
+  for (const uint32_t n : {1u, 3u}) {
+    GenerateRequest request = free_request(11);
+    request.prompt.resize(150, 'q');
+    request.sampling.n = n;
+    request.sampling.prompt_logprobs = 2;
+    request.sampling.logprobs = 5;
+    const Outcome outcome = run_request(*engine, request);
+    ASSERT_EQ(outcome.prompt_logprobs.size(), 1u);
+    EXPECT_FALSE(outcome.early_delta);
+    const auto& prompt = outcome.prompt_logprobs[0].tokens;
+    ASSERT_EQ(prompt.size(), request.prompt.size());
+    EXPECT_TRUE(std::isnan(prompt[0].logprob));
+    EXPECT_TRUE(prompt[0].top.empty());
+    for (size_t i = 0; i < prompt.size(); ++i) {
+      EXPECT_EQ(prompt[i].id, request.prompt[i]);
+      EXPECT_EQ(prompt[i].bytes, engine->token_bytes(prompt[i].id));
+      if (i == 0) continue;
+      EXPECT_LT(prompt[i].logprob, 0.0f);
+      ASSERT_EQ(prompt[i].top.size(), 2u);
+      EXPECT_GE(prompt[i].top[0].logprob, prompt[i].top[1].logprob);
+    }
+    for (const auto& [index, choice] : outcome.choices) {
+      ASSERT_EQ(choice.logprobs.size(), choice.tokens.size());
+      for (size_t i = 0; i < choice.tokens.size(); ++i) {
+        EXPECT_EQ(choice.logprobs[i].id, choice.tokens[i]);
+        ASSERT_EQ(choice.logprobs[i].top.size(), 5u);
+        for (const Alternative& top : choice.logprobs[i].top) {
+          EXPECT_LT(top.id, kFakeVocabulary);  // padding has the largest logits, and no chance
+          EXPECT_EQ(top.bytes, engine->token_bytes(top.id));
+          if (top.id == choice.tokens[i]) {
+            EXPECT_EQ(top.logprob, choice.logprobs[i].logprob);
+          }
+        }
+      }
+    }
+  }
+  expect_clean(*engine);
+}
+
+TEST(FakeEngine, ALabelMayBeUsedTwiceAtOnce) {
+  const auto engine = fake_engine();
+  auto a = std::make_shared<RecordingSink>();
+  auto b = std::make_shared<RecordingSink>();
+  GenerateRequest request = say("first");
+  request.label = "the same";
+  const auto id_a = engine->submit(request, a);
+  request.prompt = fake_say_prompt("second");
+  const auto id_b = engine->submit(request, b);
+  ASSERT_TRUE(id_a.ok() && id_b.ok());
+  EXPECT_FALSE(*id_a == *id_b);
+  EXPECT_EQ(a->wait().choices.at(0).text, "first");
+  EXPECT_EQ(b->wait().choices.at(0).text, "second");
+  expect_clean(*engine);
+}
+
+TEST(FakeEngine, CountersAndTimesAddUp) {
+  base::ManualClock clock;
+  FakeModelOptions model;
+  model.before_step = [&clock](uint64_t) {
+    clock.advance_s(0.25);
+    return ok_status();
+  };
+  auto made = create_fake_engine(model, {}, &clock);
+  ASSERT_TRUE(made.ok());
+  Engine& engine = **made;
+  const Outcome outcome = run_request(engine, say("abc"));  // four tokens in four steps
+  EXPECT_DOUBLE_EQ(outcome.result.timing.queued, 0.0);
+  EXPECT_DOUBLE_EQ(outcome.result.timing.first_token, 0.25);
+  EXPECT_DOUBLE_EQ(outcome.result.timing.finished, 1.0);
+  EngineStats stats = engine.stats();
+  EXPECT_EQ(stats.requests_received, 1u);
+  EXPECT_EQ(stats.requests_finished[0], 1u);
+  EXPECT_EQ(stats.prompt_tokens, 5u);
+  EXPECT_EQ(stats.generation_tokens, 4u);
+  EXPECT_EQ(stats.steps, 4u);
+  EXPECT_DOUBLE_EQ(stats.time_to_first_token_s.sum, 0.25);
+  EXPECT_DOUBLE_EQ(stats.inter_token_latency_s.sum, 0.75);
+  EXPECT_DOUBLE_EQ(stats.e2e_latency_s.sum, 1.0);
+  EXPECT_DOUBLE_EQ(stats.prefill_time_s.sum, 0.25);
+  EXPECT_DOUBLE_EQ(stats.decode_time_s.sum, 0.75);
+  EXPECT_DOUBLE_EQ(stats.inference_time_s.sum, 1.0);
+  EXPECT_DOUBLE_EQ(stats.iteration_tokens.sum, 5 + 3);
+  EXPECT_DOUBLE_EQ(stats.generation_tokens_per_request.sum, 4);
+  EXPECT_DOUBLE_EQ(stats.prompt_tokens_per_request.sum, 5);
+  EXPECT_EQ(stats.preemptions, 0u);
+  // Usage equals the engine's own count, for stops too.
+  GenerateRequest stopped = say("abcdef");
+  stopped.sampling.stop = {"cd"};
+  EXPECT_EQ(run_request(engine, stopped).result.usage.completion_tokens, 4u);
+  EXPECT_EQ(engine.stats().generation_tokens, 8u);
+  expect_clean(engine);
+}
+
+TEST(FakeEngine, TokenizesDetokenizesAndFormatsChats) {
+  const auto engine = fake_engine();
+  const auto ids = engine->tokenize("h\xC3\xA9 <|im_end|>", true);
+  ASSERT_TRUE(ids.ok());
+  EXPECT_EQ(ids->size(), 15u);  // BOS, and the control token's text is only text
+  EXPECT_EQ(ids->front(), kFakeBos);
+  EXPECT_EQ(*engine->detokenize(*ids, true), "h\xC3\xA9 <|im_end|>");
+  EXPECT_EQ(*engine->detokenize(std::vector<TokenId>{0xC3}, true), "\xEF\xBF\xBD");
+  EXPECT_EQ(engine->detokenize(std::vector<TokenId>{kFakeVocabulary}, true).status().code(),
+            StatusCode::kInvalidArgument);
+  EXPECT_FALSE(engine->tokenize("\xFF", true).ok());
+  const std::vector<ChatMessage> messages = {{"user", "hi"}};
+  const auto chat = engine->encode_chat(messages, {});
+  ASSERT_TRUE(chat.ok()) << chat.status().to_string();
+  EXPECT_EQ(*engine->detokenize(*chat, false),
+            "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n");
+  EngineOptions options;
+  options.chat_format = "none";
+  const auto without = fake_engine({}, options);
+  EXPECT_EQ(without->encode_chat(messages, {}).status().code(), StatusCode::kUnsupported);
+}
+
+// The fake is only worth something if a wrong page changes its output.
+TEST(FakeModel, ReadsWhatItWroteFromThePagesOfItsSequence) {
+  EngineOptions options;
+  auto runner = make_fake_runner({}, options, 8);
+  ASSERT_TRUE(runner.ok());
+  ModelRunner& model = **runner;
+  const auto logits_of = [&model](const std::vector<std::vector<TokenId>>& steps) {
+    const SequenceHandle sequence = *model.open_sequence(64);
+    std::vector<float> row;
+    for (const auto& tokens : steps) {
+      StepBatch batch;
+      batch.sequences.push_back({sequence, tokens, 1});
+      const auto logits = model.run(batch, [] {});
+      EXPECT_TRUE(logits.ok());
+      row.assign(logits->row(0).begin(), logits->row(0).end());
+    }
+    model.close_sequence(sequence);
+    return row;
+  };
+  const auto whole = logits_of({{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}});
+  EXPECT_EQ(whole, logits_of({{1, 2, 3}, {4}, {5, 6, 7, 8, 9}, {10}}));
+  EXPECT_NE(whole, logits_of({{2, 1, 3, 4, 5, 6, 7, 8, 9, 10}}));
+  EXPECT_NE(whole, logits_of({{1, 2, 3, 4, 5, 6, 7, 8, 9, 11}}));
+  EXPECT_EQ(model.pages_in_use(), 0u);
+  EXPECT_TRUE(model.audit().ok());
+  const SequenceHandle open = *model.open_sequence(64);
+  EXPECT_GT(model.pages_in_use(), 0u);
+  EXPECT_TRUE(model.audit().ok());
+  model.close_sequence(open);
+  EXPECT_DEATH(model.close_sequence(open), "check failed");
+}
+
 }  // namespace
 }  // namespace spin::engine
