@@ -92,12 +92,10 @@ std::vector<float> Runner::feed(std::span<const uint32_t> ids, size_t chunk, siz
   return step(ids, logit_rows);
 }
 
-std::vector<uint32_t> Runner::greedy(std::span<const uint32_t> prompt,
-                                     size_t chunk,
-                                     size_t count,
-                                     int64_t stop_id) {
-  restart();
-  std::vector<uint32_t> ids = {argmax(feed(prompt, chunk))};
+std::vector<uint32_t> Runner::greedy_from(std::span<const float> logits,
+                                          size_t count,
+                                          int64_t stop_id) {
+  std::vector<uint32_t> ids = {argmax(logits)};
   while (ids.size() < count && ids.back() != stop_id) {
     const uint32_t last[] = {ids.back()};
     ids.push_back(argmax(feed(last, 1)));

@@ -57,11 +57,11 @@ class Runner {
   // Appends tokens in steps of `chunk`; logits of the last `logit_rows` of them, row-major.
   // Requires: logit_rows fit the last chunk.
   std::vector<float> feed(std::span<const uint32_t> ids, size_t chunk, size_t logit_rows = 1);
-  // Prompt in chunks, then greedy tokens, `count` of them or up to `stop_id`.
-  std::vector<uint32_t> greedy(std::span<const uint32_t> prompt,
-                               size_t chunk,
-                               size_t count,
-                               int64_t stop_id = -1);
+  // Greedy tokens after the tokens fed so far, whose last logits are given: `count` of them, or
+  // fewer up to `stop_id`.
+  std::vector<uint32_t> greedy_from(std::span<const float> logits,
+                                    size_t count,
+                                    int64_t stop_id = -1);
 
  private:
   std::vector<float> step(std::span<const uint32_t> ids, size_t logit_rows);
