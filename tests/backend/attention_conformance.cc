@@ -137,5 +137,16 @@ TEST_P(AttentionConformance, NanInOneSequenceStaysThere) {
   expect_close(found[1], expected(1, 0, 90));
 }
 
+TEST_P(AttentionConformance, NanQueryGivesNanInItsHeadOnly) {
+  make_world({1, 2, 64, 8, DType::kBF16}, {70});
+  sequences_[0].q.at(66, 64 + 9) = std::nanf("");
+  append({{0, 0, 64}});
+  const Matrix found = run_step({{0, 64, 6}}).front();
+  for (int64_t row = 0; row < 6; ++row) {
+    EXPECT_FALSE(std::isnan(found.at(row, 0))) << row;
+    EXPECT_EQ(std::isnan(found.at(row, 64)), row == 2) << row;
+  }
+}
+
 }  // namespace
 }  // namespace spin::testing

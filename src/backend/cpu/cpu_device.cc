@@ -21,7 +21,7 @@ class CpuDevice final : public Device {
             const KernelSet& kernels)
       : properties_(std::move(properties)),
         fast_("fast", fast_memory_bytes),
-        host_("host", 0),
+        host_("host", properties_.memory_bytes),
         pool_(std::move(pool)),
         ops_(kernels, *pool_, fast_, host_) {}
 

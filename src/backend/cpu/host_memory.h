@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CPU backend's memory: the C library's allocator with a bound and a count. Big blocks ask for
-// huge pages, because weights are streamed and 4 KiB pages cost a quarter of the bandwidth.
+// huge pages: streamed weights touch a new 4 KiB page every 100 ns otherwise.
 // Thread: thread-safe.
 #pragma once
 
