@@ -73,7 +73,8 @@ class Tokenizer {
   // A control token: never text of a user, left out by decode(..., skip_special = true).
   bool is_special(TokenId id) const;
 
-  // Whether `id` is in [0, vocab_size()).
+  // Whether `id` is in [0, vocab_size()). A GGUF file may pad its vocabulary with tokens without
+  // text.
   bool contains(TokenId id) const { return id < vocab_size(); }
   size_t vocab_size() const;
 

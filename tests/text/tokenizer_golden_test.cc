@@ -33,9 +33,9 @@ uint64_t fnv1a(uint64_t hash, TokenId id) {
   return hash;
 }
 
-class TokenizerGolden : public ::testing::TestWithParam<size_t> {};
+class TokenizerGoldenIds : public ::testing::TestWithParam<size_t> {};
 
-TEST_P(TokenizerGolden, IdsOfRandomTextEqualTheReference) {
+TEST_P(TokenizerGoldenIds, OfRandomTextEqualTheReference) {
   const auto golden = nlohmann::json::parse(read_file(testing::test_data("tokenizer/golden.json")));
   const auto& entry = golden["cases"].at(GetParam());
   const RandomText random(golden);
@@ -63,7 +63,26 @@ TEST_P(TokenizerGolden, IdsOfRandomTextEqualTheReference) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Vocabularies, TokenizerGolden, ::testing::Range<size_t>(0, 6));
+INSTANTIATE_TEST_SUITE_P(Vocabularies, TokenizerGoldenIds, ::testing::Range<size_t>(0, 6));
+
+// The two files of one model: the name of the pre-tokenizer stands for NFC in GGUF.
+TEST(TokenizerGolden, GgufAndJsonOfOneModelAgree) {
+  const auto golden = nlohmann::json::parse(read_file(testing::test_data("tokenizer/golden.json")));
+  const RandomText random(golden);
+  const auto folder = open_tokenizer(source_path("models/needle-29m"));
+  const auto gguf = open_tokenizer(source_path("models/needle-29m/needle-29m-q8_0.gguf"));
+  ASSERT_TRUE(folder.ok()) << folder.status().to_string();
+  ASSERT_TRUE(gguf.ok()) << gguf.status().to_string();
+  // The GGUF file pads the vocabulary to the rows of the embedding.
+  EXPECT_GE(gguf->tokenizer->vocab_size(), folder->tokenizer->vocab_size());
+  EXPECT_EQ(folder->tokenizer->eos_id(), gguf->tokenizer->eos_id());
+  EncodeOptions options;
+  options.parse_special = true;
+  for (uint64_t i = 0; i < 2000; ++i) {
+    const std::string text = random.make(50, i);
+    ASSERT_EQ(*folder->tokenizer->encode(text, options), *gguf->tokenizer->encode(text, options));
+  }
+}
 
 // The words of `text` by a regular expression: the oracle.
 class RegexSplitter {
