@@ -144,6 +144,11 @@ size_t RequestParser::feed_head(std::string_view bytes) {
       fail(400, "empty request line");
       return used;
     }
+    // Known as soon as the first line ends; a client of HTTP/0.9 sends no more than that.
+    if (lines_ == 0 && !raw_.ends_with(" HTTP/1.1\r\n") && !raw_.ends_with(" HTTP/1.0\r\n")) {
+      fail(400, "HTTP version must be 1.0 or 1.1");
+      return used;
+    }
     const bool empty_line = raw_.ends_with("\r\n\r\n");
     ++lines_;
     // The request line and the empty line are not fields.
@@ -285,6 +290,19 @@ size_t RequestParser::put_body(std::string_view bytes) {
   return used;
 }
 
+namespace {
+
+// Beast reads `0x10` as the size 0 and looks at the rest of the line only when the whole trailer
+// section has come; this look at an incomplete line refuses it at once.
+bool may_become_chunk_line(std::string_view bytes) {
+  if (bytes.starts_with("\r\n")) bytes.remove_prefix(2);
+  const size_t end = bytes.find_first_not_of("0123456789abcdefABCDEF");
+  if (end == std::string_view::npos) return bytes.size() <= 16;
+  return std::string_view("; \t\r").find(bytes[end]) != std::string_view::npos;
+}
+
+}  // namespace
+
 size_t RequestParser::feed_body(std::string_view bytes) {
   if (bytes.empty()) return 0;
   if (!head_.chunked) return put_body(bytes);  // takes everything up to the end of the body
@@ -305,7 +323,11 @@ size_t RequestParser::feed_body(std::string_view bytes) {
     }
     raw_.erase(0, taken);
   }
-  if (raw_.size() > kMaxChunkLineBytes) fail(400, "chunk line or trailer is too long");
+  if (raw_.size() > kMaxChunkLineBytes) {
+    fail(400, "chunk line or trailer is too long");
+  } else if (!may_become_chunk_line(raw_)) {
+    fail(400, "malformed chunked body");
+  }
   return bytes.size();
 }
 

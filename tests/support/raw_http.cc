@@ -186,6 +186,12 @@ RawResponse RawClient::read_response(std::chrono::milliseconds limit,
   return out;
 }
 
+std::string cat(std::initializer_list<std::string_view> parts) {
+  std::string out;
+  for (const std::string_view part : parts) out += part;
+  return out;
+}
+
 std::string post_text(std::string_view path, std::string_view body, std::string_view fields) {
   std::string out = "POST ";
   out += path;

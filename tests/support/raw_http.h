@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <optional>
 #include <string>
@@ -52,6 +53,9 @@ class RawClient {
   int fd_ = -1;
   std::string buffer_;
 };
+
+// The parts in a row.
+std::string cat(std::initializer_list<std::string_view> parts);
 
 // POST with Host, Content-Type and Content-Length.
 std::string post_text(std::string_view path, std::string_view body, std::string_view fields = "");

@@ -1,0 +1,424 @@
+// SPDX-License-Identifier: Apache-2.0
+// The catalogue of malformed HTTP and JSON over real sockets: each row gives the status of its rule
+// (or a close), and a good request is answered within a second after it. No answer is ever a 500
+// or tells anything about the inside.
+#include <algorithm>
+#include <chrono>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "server/limits.h"
+#include "tests/server/server_fixture.h"
+
+namespace spin::server {
+namespace {
+
+using testing::cat;
+using testing::get_text;
+using testing::post_text;
+using testing::RawClient;
+using testing::RawResponse;
+using Json = nlohmann::json;
+using std::chrono::milliseconds;
+
+constexpr int kClosed = 0;
+#ifdef SPIN_SANITIZED
+constexpr size_t kManyChunks = 60'000;
+constexpr int kKeepAliveRequests = 1000;
+constexpr int kManyKeys = 100'000;
+#else
+constexpr size_t kManyChunks = 3'000'000;
+constexpr int kKeepAliveRequests = 10'000;
+constexpr int kManyKeys = 1'000'000;
+#endif
+
+struct Row {
+  std::string name;
+  std::string bytes;
+  std::vector<int> statuses;  // any of them
+};
+
+std::string post_head(std::string_view fields) {
+  return "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" +
+         std::string(fields) + "\r\n";
+}
+
+std::string completion(std::string_view body) { return post_text("/v1/completions", body); }
+
+std::vector<Row> head_rows() {
+  const std::string get = "GET /health HTTP/1.1\r\nHost: localhost\r\n";
+  std::string fields;
+  for (int i = 0; i < 100; ++i) fields += "A: b\r\n";
+  return {
+      {"empty request line", "\r\n\r\n", {400}},
+      {"garbage", "\x16\x03\x01\x02\x00\x01", {400}},
+      {"64 KiB of target", "GET /" + std::string(65536, 'a') + " HTTP/1.1\r\n", {414}},
+      {"bare LF", "GET /health HTTP/1.1\nHost: localhost\n\n", {400}},
+      {"NUL byte", std::string("GET /he\0lth HTTP/1.1\r\n", 22), {400}},
+      {"lower-case method", "get /health HTTP/1.1\r\nHost: localhost\r\n\r\n", {405}},
+      {"HTTP/0.9", "GET /health\r\n", {400}},
+      {"HTTP/3.7", "GET /health HTTP/3.7\r\nHost: localhost\r\n\r\n", {400}},
+      {"absolute form", "GET http://localhost/health HTTP/1.1\r\nHost: localhost\r\n\r\n", {200}},
+      {"absolute form of another host",
+       "GET http://evil/health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+       {400}},
+      {"double slash", get_text("//v1/models"), {404}},
+      {"encoded dots", get_text("/%2e%2e/etc/passwd"), {404}},
+      {"encoded letters", get_text("/%68ealth"), {404}},
+      {"dots", get_text("/../health"), {404}},
+      {"TRACE", "TRACE /health HTTP/1.1\r\nHost: localhost\r\n\r\n", {405}},
+      {"CONNECT", "CONNECT localhost:80 HTTP/1.1\r\nHost: localhost:80\r\n\r\n", {405}},
+      {"OPTIONS *", "OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n", {405}},
+      {"OPTIONS", "OPTIONS /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n", {405}},
+      {"PUT", "PUT /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n", {405}},
+      {"GET on a POST route", get_text("/v1/completions"), {405}},
+      {"POST on a GET route", post_text("/health", "{}"), {405}},
+      {"HTTP/2 preface", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", {400}},
+      {"101 fields", get + fields + "\r\n", {431}},
+      {"64 KiB of fields", get + "A: " + std::string(65536, 'b') + "\r\n\r\n", {431}},
+      {"no colon", get + "nocolon\r\n\r\n", {400}},
+      {"folded field", get + "A: b\r\n c\r\n\r\n", {400}},
+      {"equal lengths", post_head("Content-Length: 2\r\nContent-Length: 2\r\n") + "{}", {400}},
+      {"different lengths", post_head("Content-Length: 2\r\nContent-Length: 3\r\n") + "{}", {400}},
+      {"length and coding",
+       post_head("Content-Length: 2\r\nTransfer-Encoding: chunked\r\n") + "0\r\n\r\n",
+       {400}},
+      {"chunked, gzip", post_head("Transfer-Encoding: chunked, gzip\r\n"), {501}},
+      {"gzip", post_head("Transfer-Encoding: gzip\r\n"), {501}},
+      {"chunKed", post_head("Transfer-Encoding: chunKed\r\n") + "0\r\n\r\n", {400}},  // no JSON
+      {"negative length", post_head("Content-Length: -1\r\n"), {400}},
+      {"hexadecimal length", post_head("Content-Length: 0x10\r\n"), {400}},
+      {"space in length", post_head("Content-Length: 1 2\r\n"), {400}},
+      {"plus in length", post_head("Content-Length: +2\r\n"), {400}},
+      {"unknown expectation", post_head("Expect: tea\r\nContent-Length: 2\r\n"), {417}},
+      {"Host missing", "GET /health HTTP/1.1\r\n\r\n", {400}},
+      {"two Hosts", get + "Host: localhost\r\n\r\n", {400}},
+      {"foreign Host", "GET /health HTTP/1.1\r\nHost: evil.example\r\n\r\n", {403}},
+      {"fields that never end", get + "A: b\r\n", {408, kClosed}},
+      {"request line that never ends", "GET /heal", {408, kClosed}},
+      {"nothing", "", {kClosed}},
+      {"response splitting", get_text("/health", "X-Request-Id: a%0d%0aB: c\r\n"), {200}},
+  };
+}
+
+std::vector<Row> body_rows() {
+  const std::string chunk_head = post_head("Transfer-Encoding: chunked\r\n");
+  std::string trailers = chunk_head + "0\r\n";
+  for (int i = 0; i < 200; ++i) trailers += "A: b\r\n";
+  auto typed = [](std::string_view type, std::string_view body) {
+    return "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: " +
+           std::string(type) + "\r\nContent-Length: " + std::to_string(body.size()) + "\r\n\r\n" +
+           std::string(body);
+  };
+  const std::string good = R"({"prompt":"a","max_tokens":1})";
+  std::string utf16;
+  for (const char c : good) utf16 += std::string(1, c) + std::string(1, '\0');
+  std::string nested = R"({"prompt":)" + std::string(1'000'000, '[');
+  std::string depth65 = R"({"metadata":)" + std::string(64, '[') + std::string(64, ']') + "}";
+  return {
+      {"chunk size -2", chunk_head + "-2\r\n", {400}},
+      {"chunk size 0x10", chunk_head + "0x10\r\n", {400}},
+      {"chunk size of 17 digits", chunk_head + "10000000000000000\r\n", {400}},
+      {"chunk without CRLF", chunk_head + "2\r\n{}X0\r\n\r\n", {400}},
+      {"trailer flood", trailers + "\r\n", {400, 431}},
+      {"no last chunk", chunk_head + "2\r\n{}\r\n", {408, kClosed}},
+      {"chunk extension of 1 MiB", chunk_head + "2;" + std::string(1 << 20, 'a'), {400}},
+      {"body longer than said", completion(good) + "trailing garbage\r\n\r\n", {200}},
+      {"body shorter than said", post_head("Content-Length: 100\r\n") + "{}", {408, kClosed}},
+      {"no body", post_head(""), {400}},
+      {"empty body", completion(""), {400}},
+      {"gzip", post_head("Content-Encoding: gzip\r\nContent-Length: 2\r\n") + "\x1f\x8b", {415}},
+      {"multipart", typed("multipart/form-data; boundary=" + std::string(4000, 'b'), "x"), {415}},
+      {"form", typed("application/x-www-form-urlencoded", "a=b"), {415}},
+      {"text", typed("text/plain", good), {415}},
+      {"charset UTF-16", typed("application/json; charset=utf-16", utf16), {415}},
+      {"charset UTF-8", typed("Application/JSON; Charset=\"UTF-8\"", good), {200}},
+      {"UTF-16 as UTF-8", completion(utf16), {400}},
+      {"GBK", completion("{\"prompt\":\"\xC4\xE3\xBA\xC3\"}"), {400}},
+      {"invalid UTF-8", completion("{\"prompt\":\"\xFF\"}"), {400}},
+      {"overlong UTF-8", completion("{\"prompt\":\"\xC0\xAF\"}"), {400}},
+      {"lone surrogate", completion(R"({"prompt":"\ud800"})"), {400}},
+      {"byte order mark", completion("\xEF\xBB\xBF" + good), {400}},
+      {"NaN", completion(R"({"prompt":"a","temperature":NaN})"), {400}},
+      {"Infinity", completion(R"({"prompt":"a","temperature":Infinity})"), {400}},
+      {"1e999", completion(R"({"prompt":"a","temperature":1e999})"), {400}},
+      {"duplicate key", completion(R"({"prompt":"a","prompt":"b"})"), {400}},
+      {"depth 65", completion(depth65), {400}},
+      {"depth of a million", completion(nested), {400}},
+      {"two values", completion(good + good), {400}},
+      {"array", completion("[]"), {400}},
+      {"string", completion("\"a\""), {400}},
+      {"truncated", completion(good.substr(0, 10)), {400}},
+      {"comment", completion("{/**/}"), {400}},
+      {"single quotes", completion("{'prompt':'a'}"), {400}},
+      {"empty list of prompts", completion(R"({"prompt":[]})"), {400}},
+      {"empty prompt", completion(R"({"prompt":""})"), {400}},
+      {"nested token lists", completion(R"({"prompt":[[[1]]]})"), {400}},
+      {"token beyond 64 bits", completion(R"({"prompt":[5000000000000000000]})"), {400}},
+      {"stream as text", completion(R"({"prompt":"a","stream":"true"})"), {400}},
+      {"129 prompts",
+       completion(Json{{"prompt", std::vector<std::string>(129, "a")}}.dump()),
+       {400}},
+      {"65 prompts twice",
+       completion(Json{{"prompt", std::vector<std::string>(65, "a")}, {"n", 2}}.dump()),
+       {400}},
+  };
+}
+
+// Fast time limits, so that rows that wait for one are quick.
+ServerOptions quick_options() {
+  ServerOptions options;
+  options.limits.head_timeout = milliseconds(250);
+  options.limits.body_timeout = milliseconds(250);
+  options.limits.linger_timeout = milliseconds(300);
+  options.limits.max_body_bytes = 8u << 20;
+  return options;
+}
+
+void expect_clean(const std::string& body, const std::string& name) {
+  static const std::regex address("0x[0-9a-fA-F]{6,}");
+  EXPECT_FALSE(std::regex_search(body, address)) << name << ": " << body;
+  for (const char* word : {"/home", "/root", ".cpp:", ".cc:", "std::", "nlohmann", "boost"}) {
+    EXPECT_EQ(body.find(word), std::string::npos) << name << ": " << body;
+  }
+}
+
+void run_row(const ServerFixture& fixture, const Row& row) {
+  {
+    RawClient client(fixture.port());
+    ASSERT_TRUE(client.connected()) << row.name;
+    client.send(row.bytes);  // the server may close in the middle of it
+    const RawResponse response = client.read_response(milliseconds(10'000));
+    EXPECT_NE(std::find(row.statuses.begin(), row.statuses.end(), response.status),
+              row.statuses.end())
+        << row.name << " gave " << response.status << " " << response.body;
+    if (response.status >= 400) {
+      const Json error = parse(response);
+      EXPECT_TRUE(error.is_object() && error["error"]["message"].is_string() &&
+                  error["error"].contains("type") && error["error"].contains("param") &&
+                  error["error"].contains("code"))
+          << row.name << ": " << response.body;
+      expect_clean(response.body, row.name);
+    }
+  }
+  const auto began = std::chrono::steady_clock::now();
+  EXPECT_EQ(fixture.get("/health").status, 200) << "after " << row.name;
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(1)) << row.name;
+}
+
+TEST(HttpAbuse, MalformedHeadsGetTheirStatusAndDoNoHarm) {
+  ServerFixture fixture({}, quick_options());
+  for (const Row& row : head_rows()) run_row(fixture, row);
+}
+
+TEST(HttpAbuse, MalformedBodiesGetTheirStatusAndDoNoHarm) {
+  ServerFixture fixture({}, quick_options());
+  for (const Row& row : body_rows()) run_row(fixture, row);
+}
+
+TEST(HttpAbuse, TheBodyLimitIsExact) {
+  ServerOptions options = quick_options();
+  options.limits.max_body_bytes = 100'000;
+  ServerFixture fixture({}, options);
+  std::string body = R"({"prompt":"a","max_tokens":1,"user":")";
+  body += std::string(100'000 - body.size() - 2, 'u') + "\"}";
+  ASSERT_EQ(body.size(), 100'000u);
+  EXPECT_EQ(fixture.post_raw("/v1/completions", body).status, 200);
+  EXPECT_EQ(fixture.post_raw("/v1/completions", body + " ").status, 413);
+  const std::string head = post_head("Transfer-Encoding: chunked\r\n");
+  auto chunk = [](std::string_view text) {
+    char size[20];
+    std::snprintf(size, sizeof(size), "%zx\r\n", text.size());
+    return cat({size, text, "\r\n"});
+  };
+  EXPECT_EQ(testing::fetch(fixture.port(), head + chunk(body) + "0\r\n\r\n").status, 200);
+  EXPECT_EQ(testing::fetch(fixture.port(), head + chunk(body) + chunk(" ") + "0\r\n\r\n").status,
+            413);
+}
+
+TEST(HttpAbuse, AllBodiesTogetherAreLimited) {
+  ServerOptions options;
+  options.limits.max_total_body_bytes = 50'000;
+  ServerFixture fixture({}, options);
+  const std::string part(40'000, ' ');
+  RawClient first(fixture.port());
+  first.send(post_head("Content-Length: 60000\r\n") + part);
+  testing::sleep_ms(50);
+  RawClient second(fixture.port());
+  second.send(post_head("Content-Length: 60000\r\n") + part);
+  EXPECT_EQ(second.read_response().status, 429);
+  first.close();
+  EXPECT_TRUE(testing::eventually([&] {
+    return fixture.post("/v1/completions", {{"prompt", "a"}, {"user", part}}).status == 200;
+  }));
+}
+
+TEST(HttpAbuse, MillionsOfOneByteChunksAreReadInLinearTime) {
+  ServerFixture fixture({}, {});
+  std::string text = post_head("Transfer-Encoding: chunked\r\n");
+  const std::string json_front = R"({"prompt":")";
+  for (const char c : json_front) text += cat({"1\r\n", {&c, 1}, "\r\n"});
+  text.reserve(text.size() + kManyChunks * 6);
+  for (size_t i = 0; i < kManyChunks; ++i) text += "1\r\na\r\n";
+  for (const char c : std::string("\"}")) text += cat({"1\r\n", {&c, 1}, "\r\n"});
+  text += "0\r\n\r\n";
+  const auto began = std::chrono::steady_clock::now();
+  const auto response = testing::fetch(fixture.port(), text);
+  EXPECT_EQ(response.status, 400);  // more tokens than the model's context
+  EXPECT_EQ(parse(response)["error"]["code"], "context_length_exceeded");
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(15));
+}
+
+TEST(HttpAbuse, AMillionTokensAndAMillionKeysAreRefusedByTheirRules) {
+  ServerFixture fixture;
+  std::string tokens = R"({"prompt":[1)";
+  for (int i = 1; i < kManyKeys; ++i) tokens += ",1";
+  const auto long_prompt = fixture.post_raw("/v1/completions", tokens + "]}");
+  EXPECT_EQ(parse(long_prompt)["error"]["code"], "context_length_exceeded");
+  std::string keys = R"({"prompt":"a")";
+  for (int i = 0; i < kManyKeys; ++i) keys += cat({",\"k", std::to_string(i), "\":1"});
+  EXPECT_EQ(fixture.post_raw("/v1/completions", keys + "}").status, 400);
+}
+
+TEST(HttpAbuse, ExpectContinueIsAnsweredBeforeTheBody) {
+  ServerFixture fixture;
+  RawClient client(fixture.port());
+  const std::string body = R"({"prompt":"a","max_tokens":1})";
+  client.send(post_head(
+      cat({"Expect: 100-continue\r\nContent-Length: ", std::to_string(body.size()), "\r\n"})));
+  EXPECT_EQ(client.read_response(milliseconds(5000), false, true).status, 100);
+  client.send(body);
+  EXPECT_EQ(client.read_response().status, 200);
+  // A request that will be refused is refused instead, so the body is never sent.
+  client.send(
+      "POST /nothing HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"
+      "Content-Length: 1000000\r\n\r\n");
+  EXPECT_EQ(client.read_response(milliseconds(5000), false, true).status, 404);
+  EXPECT_TRUE(client.wait_closed(milliseconds(5000)));
+}
+
+TEST(HttpAbuse, ARefusedBodyIsReadAwayForAMomentSoTheAnswerArrives) {
+  ServerFixture fixture;
+  RawClient client(fixture.port());
+  client.send(post_head("Content-Length: 70000000\r\n"));
+  const std::string block(1 << 20, ' ');
+  for (int i = 0; i < 8; ++i) client.send(block);
+  EXPECT_EQ(client.read_response().status, 413);
+}
+
+TEST(HttpAbuse, PipelinedRequestsAreAnsweredInOrder) {
+  ServerFixture fixture;
+  RawClient client(fixture.port());
+  std::string text;
+  for (int i = 0; i < 100; ++i) {
+    const std::string id = cat({"X-Request-Id: r", std::to_string(i), "\r\n"});
+    text += i % 3 == 0 ? post_text("/v1/completions",
+                                   R"({"prompt":"p","max_tokens":2,"stream":)" +
+                                       std::string(i % 2 == 0 ? "true}" : "false}"),
+                                   id)
+                       : get_text("/health", id);
+  }
+  ASSERT_TRUE(client.send(text));
+  for (int i = 0; i < 100; ++i) {
+    const auto response = client.read_response();
+    ASSERT_EQ(response.status, 200) << i;
+    EXPECT_EQ(response.fields.at("x-request-id"), cat({"r", std::to_string(i)}));
+  }
+}
+
+TEST(HttpAbuse, AFloodOfPipelinedRequestsFromADeafClientIsHeldBack) {
+  ServerOptions options;
+  options.limits.max_unsent_bytes = 64 << 10;
+  options.limits.socket_send_buffer_bytes = 16 << 10;
+  options.limits.write_stall_timeout = milliseconds(400);
+  ServerFixture fixture({}, options);
+  RawClient client(fixture.port(), 4096);
+  std::string block;
+  for (int i = 0; i < 500; ++i) block += get_text("/metrics");
+  // The server stops reading, so not all of it can be sent; then it gives up on the client.
+  bool sent_all = true;
+  for (int i = 0; i < 1000 && sent_all; ++i) sent_all = client.send(block, milliseconds(300));
+  EXPECT_FALSE(sent_all);
+  EXPECT_TRUE(testing::eventually([&] { return fixture.server().stats().connections_open == 0; }));
+  EXPECT_EQ(fixture.get("/health").status, 200);
+}
+
+TEST(HttpAbuse, KeepAliveServesThousandsOfRequestsOnOneConnection) {
+  ServerFixture fixture;
+  RawClient client(fixture.port());
+  const size_t before = testing::open_descriptors();
+  for (int i = 0; i < kKeepAliveRequests; ++i) {
+    client.send(get_text("/health"));
+    ASSERT_EQ(client.read_response().status, 200) << i;
+  }
+  EXPECT_EQ(testing::open_descriptors(), before);
+}
+
+TEST(HttpAbuse, HalfAThousandIdleConnectionsAreHeldAndThenClosed) {
+  ServerOptions options;
+  options.limits.head_timeout = milliseconds(1500);
+  ServerFixture fixture({}, options);
+  const size_t before = testing::open_descriptors();
+  std::vector<std::unique_ptr<RawClient>> clients;
+  for (int i = 0; i < 450; ++i) clients.push_back(std::make_unique<RawClient>(fixture.port()));
+  EXPECT_TRUE(
+      testing::eventually([&] { return fixture.server().stats().connections_open == 450; }));
+  const auto began = std::chrono::steady_clock::now();
+  EXPECT_EQ(fixture.get("/health").status, 200);
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(1));
+  EXPECT_TRUE(testing::eventually([&] { return fixture.server().stats().connections_open == 0; }));
+  clients.clear();
+  EXPECT_TRUE(testing::eventually([&] { return testing::open_descriptors() == before; }));
+}
+
+TEST(HttpAbuse, ConnectionsAboveTheLimitAreTurnedAway) {
+  ServerOptions options;
+  options.limits.max_connections = 3;
+  options.limits.linger_timeout = milliseconds(100);
+  ServerFixture fixture({}, options);
+  std::vector<std::unique_ptr<RawClient>> clients;
+  for (int i = 0; i < 3; ++i) {
+    clients.push_back(std::make_unique<RawClient>(fixture.port()));
+    clients.back()->send(get_text("/health"));
+    EXPECT_EQ(clients.back()->read_response().status, 200);
+  }
+  RawClient extra(fixture.port());
+  const auto response = extra.read_response();
+  EXPECT_EQ(response.status, 429);
+  EXPECT_EQ(response.fields.count("retry-after"), 1u);
+  clients.pop_back();
+  EXPECT_TRUE(testing::eventually([&] { return fixture.get("/health").status == 200; }));
+}
+
+TEST(HttpAbuse, ClientsThatHalfCloseOrResetLeaveNothingBehind) {
+  ScriptedOptions slow;
+  slow.step_delay = std::chrono::microseconds(1000);
+  ServerFixture fixture(slow, {});
+  const std::string request = completion(R"({"prompt":"a","max_tokens":3000})");
+  for (int i = 0; i < 10; ++i) {
+    RawClient half(fixture.port());
+    half.send(request);
+    half.shutdown_send();
+    EXPECT_TRUE(half.wait_closed(milliseconds(5000)));
+    RawClient reset(fixture.port());
+    reset.send(request);
+    if (i % 2 == 0) testing::sleep_ms(5);
+    reset.reset();
+    RawClient middle(fixture.port());
+    middle.send(request.substr(0, request.size() - 5));
+    middle.reset();
+  }
+  EXPECT_TRUE(testing::eventually([&] { return fixture.engine().active() == 0; }));
+  // A short answer still reaches a client that has finished sending.
+  RawClient half(fixture.port());
+  half.send(get_text("/health"));
+  half.shutdown_send();
+  EXPECT_EQ(half.read_response().status, 200);
+}
+
+}  // namespace
+}  // namespace spin::server
