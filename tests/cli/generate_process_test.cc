@@ -80,6 +80,7 @@ TEST(GenerateProcess, StatisticsGoToStandardErrorAsOneJsonLine) {
 TEST(GenerateProcess, StatisticsCanBeTextOrNothing) {
   const Finished text = run_program({tiny_args({"--prompt", "Hello"})});
   EXPECT_THAT(text.error, HasSubstr("tokens/s, ended by length"));
+  // No progress bar either: standard error is a pipe.
   EXPECT_EQ(run_program({tiny_args({"--prompt", "Hello", "--stats", "none"})}).error, "");
 }
 
@@ -299,6 +300,7 @@ TEST(InteractiveProcess, CtrlCStopsTheAnswerAndAtThePromptTheProgram) {
   setup.terminal = true;
   Program program(setup);
   ASSERT_TRUE(program.wait_for_error("> "));
+  EXPECT_THAT(program.error(), HasSubstr("Loading "));  // the progress bar
   program.write_input("hi\n");
   ASSERT_TRUE(program.wait_for_any_output());
   program.signal(SIGINT);

@@ -117,6 +117,14 @@ TEST(ServeProcess, TellsItsAddressAnswersAndEndsCleanly) {
   }
 }
 
+// Right after it listens the model is being loaded, or just has been: the exit is clean either way.
+TEST(ServeProcess, EndsCleanlyWhileItLoads) {
+  Program program({{"serve", source_path("models/needle-29m").string(), "--port", "0"}});
+  ASSERT_TRUE(program.wait_for_error("listening on "));
+  program.signal(SIGTERM);
+  EXPECT_EQ(program.wait(), kExitOk) << program.error();
+}
+
 TEST(ServeProcess, UsesTheNameItIsGiven) {
   Server server({"--served-model-name", "little"});
   EXPECT_THAT(ask(server.port(), "GET /v1/models"), HasSubstr("\"little\""));
