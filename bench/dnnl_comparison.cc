@@ -1,19 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-// The same products as backend_bench.cc by oneDNN, with weights packed in the layout that oneDNN
-// chooses for each number of rows, for docs/decisions/0003-own-matrix-products.md. Also says
-// whether a row keeps its bits when the number of rows changes. Threads: OMP_NUM_THREADS.
+// Our matrix products beside oneDNN's, in one run, for docs/decisions/0003-own-matrix-products.md:
+// the best of many calls of each, alternating, with weights that come from memory for few rows.
+// Also says whether oneDNN keeps a row's bits and the weights' layout when the number of rows
+// changes.
+//
+//   OMP_NUM_THREADS=1 spin_dnnl_comparison 1
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <string>
-#include <unordered_map>
+#include <span>
 #include <vector>
 
-#include <benchmark/benchmark.h>
 #include <oneapi/dnnl/dnnl.hpp>
 
+#include "backend/cpu/cpu_device.h"
+#include "backend/ops.h"
+#include "base/check.h"
+#include "base/parse_number.h"
+
+namespace spin {
 namespace {
 
 using dnnl::memory;
+using layout::DType;
 
 std::vector<float> pattern(int64_t count) {
   std::vector<float> out(static_cast<size_t>(count));
@@ -25,15 +35,19 @@ std::vector<float> pattern(int64_t count) {
   return out;
 }
 
-// x [m, k] bf16 times w [n, k] bf16 gives f32 [m, n].
-class Product {
+memory::data_type dnnl_type(DType dtype) {
+  return dtype == DType::kBF16 ? memory::data_type::bf16 : memory::data_type::f32;
+}
+
+// x [m, k] times w [n, k], both of one type, gives f32 [m, n].
+class DnnlProduct {
  public:
-  Product(int64_t m, int64_t n, int64_t k)
+  DnnlProduct(DType dtype, int64_t m, int64_t n, int64_t k)
       : engine_(dnnl::engine::kind::cpu, 0),
         stream_(engine_),
-        x_({{m, k}, memory::data_type::bf16, memory::format_tag::ab}, engine_),
+        x_({{m, k}, dnnl_type(dtype), memory::format_tag::ab}, engine_),
         out_({{m, n}, memory::data_type::f32, memory::format_tag::ab}, engine_) {
-    const memory::desc any({k, n}, memory::data_type::bf16, memory::format_tag::any);
+    const memory::desc any({k, n}, dnnl_type(dtype), memory::format_tag::any);
     const dnnl::matmul::desc desc(x_.get_desc(), any, out_.get_desc());
     const dnnl::matmul::primitive_desc chosen(desc, engine_);
     product_ = dnnl::matmul(chosen);
@@ -66,59 +80,139 @@ class Product {
   dnnl::matmul product_;
 };
 
-void product(benchmark::State& state) {
-  const int64_t m = state.range(0);
-  const int64_t n = state.range(1);
-  const int64_t k = state.range(2);
-  const int64_t copies = m > 32 ? 1 : std::max<int64_t>(1, (int64_t{192} << 20) / (2 * n * k));
-  std::vector<Product> products;
-  for (int64_t i = 0; i < copies; ++i) products.emplace_back(m, n, k);
-  for (auto unused : state) {
-    for (Product& one : products) one.run();
-  }
-  using benchmark::Counter;
-  const auto calls = static_cast<double>(copies) * static_cast<double>(state.iterations());
-  state.counters["GFLOP/s"] =
-      Counter(2e-9 * static_cast<double>(m * n * k) * calls, Counter::kIsRate);
-  state.counters["GB/s"] = Counter(2e-9 * static_cast<double>(n * k) * calls, Counter::kIsRate);
-}
-
-// Compares row 0 of products of m rows with the product of that row alone.
-void report_invariance() {
-  const int64_t n = 576;
-  const int64_t k = 576;
-  Product alone(1, n, k);
+// Row 0 of products of m rows against the product of that row alone.
+void report_invariance(DType dtype, int64_t n, int64_t k) {
+  DnnlProduct alone(dtype, 1, n, k);
   alone.run();
-  for (const int64_t m : {2, 3, 8, 16, 64, 512}) {
-    Product many(m, n, k);
+  std::printf("oneDNN %s n %lld k %lld:", layout::dtype_name(dtype).data(),
+              static_cast<long long>(n), static_cast<long long>(k));
+  for (const int64_t m : {2, 3, 8, 17, 64, 512}) {
+    DnnlProduct many(dtype, m, n, k);
     many.run();
     int64_t different = 0;
     for (int64_t j = 0; j < n; ++j) {
       if (std::memcmp(alone.out() + j, many.out() + j, sizeof(float)) != 0) ++different;
     }
-    std::printf("m %lld: %lld of %lld elements of row 0 differ from m 1, weights' layout %s\n",
-                static_cast<long long>(m), static_cast<long long>(different),
-                static_cast<long long>(n),
-                many.weights_layout() == alone.weights_layout() ? "the same" : "another");
+    std::printf(" m%lld %lld%s", static_cast<long long>(m), static_cast<long long>(different),
+                many.weights_layout() == alone.weights_layout() ? "" : " (other layout)");
   }
+  std::printf("  [elements of row 0 that differ from m1]\n");
+}
+
+double seconds_of(const auto& call) {
+  const auto begin = std::chrono::steady_clock::now();
+  call();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+// Ours: a batch of calls in one wait, over `copies` matrices.
+class SpinProduct {
+ public:
+  SpinProduct(backend::Device& device, DType dtype, int64_t m, int64_t n, int64_t k, int64_t copies)
+      : device_(device), m_(m), n_(n), k_(k), x_(pattern(m * k)), out_(static_cast<size_t>(m * n)) {
+    auto stream = device.create_stream("bench");
+    SPIN_CHECK(stream.ok());
+    stream_ = std::move(stream).value();
+    const std::vector<float> weights = pattern(n * k);
+    for (int64_t i = 0; i < copies; ++i) {
+      auto packed = device.ops().pack_matrix(
+          n, k, dtype, [&](int64_t first, int64_t rows, std::span<float> out) {
+            std::copy_n(weights.begin() + first * k, rows * k, out.begin());
+            return ok_status();
+          });
+      SPIN_CHECK(packed.ok());
+      packed_.push_back(std::move(packed).value());
+    }
+  }
+
+  void run(int64_t first, int64_t count) {
+    for (int64_t i = first; i < first + count; ++i) {
+      device_.ops().enqueue_matmul({x_.data(), DType::kF32, m_, k_, k_},
+                                   *packed_[static_cast<size_t>(i)], nullptr, false,
+                                   {out_.data(), DType::kF32, m_, n_, n_}, *stream_);
+    }
+    SPIN_CHECK(stream_->wait_idle().ok());
+  }
+
+ private:
+  backend::Device& device_;
+  int64_t m_, n_, k_;
+  std::vector<float> x_;
+  std::vector<float> out_;
+  std::unique_ptr<backend::Stream> stream_;
+  std::vector<std::unique_ptr<backend::PackedMatrix>> packed_;
+};
+
+// Seconds of repeated calls.
+class Times {
+ public:
+  void add(double seconds) { seconds_.push_back(seconds); }
+  double best() const { return *std::min_element(seconds_.begin(), seconds_.end()); }
+  double median() {
+    const auto middle = seconds_.begin() + static_cast<int64_t>(seconds_.size() / 2);
+    std::nth_element(seconds_.begin(), middle, seconds_.end());
+    return *middle;
+  }
+
+ private:
+  std::vector<double> seconds_;
+};
+
+void compare(backend::Device& device, DType dtype, int64_t m, int64_t n, int64_t k) {
+  const auto bytes = static_cast<int64_t>(layout::dtype_bytes(dtype)) * n * k;
+  // Weights come from memory where a step would read them from there, and one wait covers many
+  // calls as it does in a step.
+  const int64_t copies = m > 32 ? 1 : std::max<int64_t>(1, (int64_t{96} << 20) / bytes);
+  const int64_t batch = std::max<int64_t>(1, copies / 4);
+  SpinProduct ours(device, dtype, m, n, k, copies);
+  std::vector<DnnlProduct> theirs;
+  for (int64_t i = 0; i < copies; ++i) theirs.emplace_back(dtype, m, n, k);
+  Times our_times;
+  Times their_times;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(1500);
+  int64_t first = 0;
+  while (std::chrono::steady_clock::now() < end) {
+    our_times.add(seconds_of([&] { ours.run(first, batch); }));
+    their_times.add(seconds_of([&] {
+      for (int64_t i = first; i < first + batch; ++i) theirs[static_cast<size_t>(i)].run();
+    }));
+    first = first + 2 * batch <= copies ? first + batch : 0;
+  }
+  const double flops = 2.0 * static_cast<double>(m * n * k * batch) / 1e9;
+  const double gb = static_cast<double>(bytes * batch) / 1e9;
+  const double rate = m > 8 ? flops : gb;
+  std::printf(
+      "%-8s m %3lld n %4lld k %4lld %-7s | spin best %5.1f median %5.1f | oneDNN best %5.1f "
+      "median %5.1f\n",
+      layout::dtype_name(dtype).data(), static_cast<long long>(m), static_cast<long long>(n),
+      static_cast<long long>(k), m > 8 ? "GFLOP/s" : "GB/s", rate / our_times.best(),
+      rate / our_times.median(), rate / their_times.best(), rate / their_times.median());
+  std::fflush(stdout);
+}
+
+int run(uint32_t threads) {
+  auto device = backend::cpu::create_cpu_device({.threads = threads});
+  if (!device.ok()) {
+    std::fprintf(stderr, "%s\n", device.status().to_string().c_str());
+    return 1;
+  }
+  std::printf("%s\n", (*device)->properties().name.c_str());
+  const std::pair<int64_t, int64_t> shapes[] = {{576, 576}, {3072, 576}, {576, 1536}, {64, 4096}};
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    for (const auto& [n, k] : shapes) report_invariance(dtype, n, k);
+  }
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{576, 576}, {3072, 576}, {576, 1536}}) {
+      for (const int64_t m : {1, 8, 32, 256}) compare(**device, dtype, m, n, k);
+    }
+  }
+  return 0;
 }
 
 }  // namespace
+}  // namespace spin
 
 int main(int argc, char** argv) {
-  benchmark::Initialize(&argc, argv);
-  report_invariance();
-  for (const auto& [n, k] :
-       {std::pair<int64_t, int64_t>{576, 576}, {3072, 576}, {576, 1536}, {49152, 576}}) {
-    for (const int64_t m : {1, 8, 32, 512}) {
-      if (n > 10000 && m > 32) continue;
-      const std::string name = "dnnl/bfloat16/n" + std::to_string(n) + "_k" + std::to_string(k);
-      benchmark::RegisterBenchmark(name.c_str(), product)
-          ->Args({m, n, k})
-          ->UseRealTime()
-          ->Unit(benchmark::kMicrosecond);
-    }
-  }
-  benchmark::RunSpecifiedBenchmarks();
-  return 0;
+  const auto threads = argc > 1 ? spin::base::parse_decimal(argv[1]) : 1;
+  return spin::run(static_cast<uint32_t>(threads.value_or(1)));
 }
