@@ -39,12 +39,62 @@ float row_maximum(std::span<const float> row) {
   return largest;
 }
 
+// `value` where `keep`, else +0. By its bits: a plain selection of floats is not vectorised.
+float keep_if(bool keep, float value) {
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(value) & (0u - static_cast<uint32_t>(keep)));
+}
+
+// exp(x) for x <= 0 within two units in the last place; 0 below -87, where floats end.
+// Straight-line arithmetic, so that loops over it vectorise (the library's does not).
+float exp_of_negative(float x) {
+  constexpr float kMagic = 0x1.8p23f;  // adding it rounds to an integer in the low bits
+  const bool in_range = x >= -87.0f;   // not for a NaN (0 times infinity)
+  const float clamped = keep_if(in_range, x);
+  const float shifted = clamped * 0x1.715476p0f + kMagic;
+  const float n = shifted - kMagic;
+  const float r = clamped - n * 0x1.62e4p-1f - n * 0x1.7f7d1cp-20f;  // ln 2 in two parts
+  float p = 1.0f / 5040;
+  p = p * r + 1.0f / 720;
+  p = p * r + 1.0f / 120;
+  p = p * r + 1.0f / 24;
+  p = p * r + 1.0f / 6;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  const uint32_t scale = (std::bit_cast<uint32_t>(shifted) + 127u) << 23;
+  const float result = p * std::bit_cast<float>(scale);
+  return keep_if(in_range, result);
+}
+
+double row_sum(std::span<const float> row) {
+  double lanes[kLanes] = {};
+  size_t i = 0;
+  for (; i + kLanes <= row.size(); i += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) lanes[lane] += row[i + lane];
+  }
+  double sum = 0;
+  for (const double lane : lanes) sum += lane;
+  for (; i < row.size(); ++i) sum += row[i];
+  return sum;
+}
+
 double log_sum_exp(std::span<const float> row) {
+  constexpr size_t kBlock = 1024;
+  float block[kBlock];
   const float largest = row_maximum(row);
   double sum = 0;
-  for (const float value : row) sum += std::exp(value - largest);
+  for (size_t first = 0; first < row.size(); first += kBlock) {
+    const std::span<const float> part = row.subspan(first, std::min(kBlock, row.size() - first));
+    for (size_t i = 0; i < part.size(); ++i) block[i] = exp_of_negative(part[i] - largest);
+    sum += row_sum({block, part.size()});
+  }
   return static_cast<double>(largest) + std::log(sum);
 }
+
+// Weights in [0, 1] by size: two bins for every power of two.
+constexpr size_t kWeightBins = 256;
+size_t weight_bin(float weight) { return std::bit_cast<uint32_t>(weight) >> 22; }
+static_assert((std::bit_cast<uint32_t>(1.0f) >> 22) < kWeightBins);
 
 // Better: larger value, then lower id. A total order, so selections are unique.
 template <typename T>
@@ -168,53 +218,78 @@ Result<TokenId> Sampler::choose(const SampleInput& input) {
   }
   // Written so that a NaN takes the greedy way.
   if (!(params.temperature >= kGreedyTemperature) || params.top_k == 1) return best;
-  keep_likely(largest, params);
-  if (params.top_k > 0) keep_top_k(static_cast<uint64_t>(params.top_k));
-  if (params.top_p < 1.0f) keep_top_p(params.top_p);
-
-  double sum = 0;
-  for (const Candidate& candidate : candidates_) sum += candidate.weight;
-  const double target = base::counter_uniform(input.seed, input.choice, input.output_index) * sum;
-  double running = 0;
-  TokenId chosen = best;
-  for (const Candidate& candidate : candidates_) {
-    if (candidate.weight <= 0) continue;
-    chosen = candidate.id;
-    running += candidate.weight;
-    if (running > target) break;
+  weigh(largest, params);
+  const double uniform = base::counter_uniform(input.seed, input.choice, input.output_index);
+  const bool cut = params.top_p < 1.0f;
+  if (params.top_k > 0 && static_cast<uint64_t>(params.top_k) < values_.size()) {
+    gather_top_k(static_cast<uint64_t>(params.top_k));
+    if (cut) {
+      double sum = 0;
+      for (const Candidate& candidate : candidates_) sum += candidate.weight;
+      keep_top_p(params.top_p, sum);
+    }
+    return draw_from_candidates(uniform, best);
   }
-  return chosen;
+  if (!cut) return draw_from_row(uniform, best);
+  gather_likely(params.top_p);
+  return draw_from_candidates(uniform, best);
 }
 
-void Sampler::keep_likely(float largest, const SamplingParams& params) {
-  // min_p: weight >= min_p, in the log domain.
-  const double inverse = 1.0 / static_cast<double>(params.temperature);
-  const double min_p = params.min_p > 0.0f ? std::min(1.0, static_cast<double>(params.min_p)) : 0.0;
-  const double cut = min_p > 0 ? std::log(min_p) : -std::numeric_limits<double>::infinity();
+void Sampler::weigh(float largest, const SamplingParams& params) {
+  // Values are within +-3.4e38 and the inverse at most 1e5: the product may overflow to minus
+  // infinity (weight 0), and the best one's is exactly 0 (weight 1).
+  const float inverse = 1.0f / params.temperature;
+  const float least = params.min_p > 0.0f ? std::min(1.0f, params.min_p) : 0.0f;
+  weights_.resize(values_.size());
+  for (size_t i = 0; i < values_.size(); ++i) {
+    const float weight = exp_of_negative((values_[i] - largest) * inverse);
+    weights_[i] = keep_if(weight >= least, weight);
+  }
+}
+
+// The k best of the row into candidates_.
+void Sampler::gather_top_k(uint64_t k) {
+  const auto order = [](const Candidate& a, const Candidate& b) {
+    return better(a, b, a.value, b.value);
+  };
   candidates_.clear();
   for (size_t i = 0; i < values_.size(); ++i) {
-    if (values_[i] == kMasked) continue;
-    const double exponent = (static_cast<double>(values_[i]) - largest) * inverse;
-    if (exponent < cut) continue;
-    candidates_.push_back({values_[i], static_cast<TokenId>(i),
-                           exponent < -100.0 ? 0.0f : std::exp(static_cast<float>(exponent))});
+    if (weights_[i] <= 0.0f) continue;
+    const bool full = candidates_.size() == k;
+    // Ids ascend: an equal value does not replace an earlier one.
+    if (full && !(values_[i] > candidates_.front().value)) continue;
+    if (full) {
+      std::pop_heap(candidates_.begin(), candidates_.end(), order);
+      candidates_.pop_back();
+    }
+    candidates_.push_back({values_[i], static_cast<TokenId>(i), weights_[i]});
+    std::push_heap(candidates_.begin(), candidates_.end(), order);
   }
 }
 
-void Sampler::keep_top_k(uint64_t k) {
-  if (k >= candidates_.size()) return;
-  const auto cut = candidates_.begin() + static_cast<std::ptrdiff_t>(k);
-  std::nth_element(
-      candidates_.begin(), cut, candidates_.end(),
-      [](const Candidate& a, const Candidate& b) { return better(a, b, a.value, b.value); });
-  candidates_.erase(cut, candidates_.end());
+// As keep_top_p over the whole row. A coarse histogram of the weights first drops what cannot be
+// kept, which is nearly all of a large vocabulary.
+void Sampler::gather_likely(double top_p) {
+  double bins[kWeightBins] = {};
+  for (const float weight : weights_) bins[weight_bin(weight)] += weight;
+  double sum = 0;
+  for (const double bin : bins) sum += bin;
+  size_t lowest = kWeightBins - 1;
+  for (double running = bins[lowest]; lowest > 0 && running < top_p * sum;) {
+    running += bins[--lowest];
+  }
+  candidates_.clear();
+  for (size_t i = 0; i < values_.size(); ++i) {
+    if (weights_[i] > 0.0f && weight_bin(weights_[i]) >= lowest) {
+      candidates_.push_back({values_[i], static_cast<TokenId>(i), weights_[i]});
+    }
+  }
+  keep_top_p(top_p, sum);
 }
 
-// Keeps the shortest list of best candidates whose weights reach top_p of the sum: a selection by
+// Keeps the shortest list of best candidates whose weights reach top_p of `sum`: a selection by
 // halves, linear in all.
-void Sampler::keep_top_p(double top_p) {
-  double sum = 0;
-  for (const Candidate& candidate : candidates_) sum += candidate.weight;
+void Sampler::keep_top_p(double top_p, double sum) {
   const double target = top_p > 0 ? top_p * sum : 0;
   size_t low = 0;                    // all before are kept, their weight is `kept`
   size_t high = candidates_.size();  // all from here on are dropped
@@ -237,6 +312,34 @@ void Sampler::keep_top_p(double top_p) {
     }
   }
   candidates_.resize(std::max<size_t>(high, 1));
+}
+
+// The first token at which the running sum passes `uniform` of the whole. `best` if there is none.
+TokenId Sampler::draw_from_row(double uniform, TokenId best) const {
+  const double target = uniform * row_sum(weights_);
+  double running = 0;
+  TokenId chosen = best;
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    if (weights_[i] <= 0.0f) continue;
+    chosen = static_cast<TokenId>(i);
+    running += weights_[i];
+    if (running > target) break;
+  }
+  return chosen;
+}
+
+TokenId Sampler::draw_from_candidates(double uniform, TokenId best) const {
+  double sum = 0;
+  for (const Candidate& candidate : candidates_) sum += candidate.weight;
+  double running = 0;
+  TokenId chosen = best;
+  for (const Candidate& candidate : candidates_) {
+    if (candidate.weight <= 0.0f) continue;
+    chosen = candidate.id;
+    running += candidate.weight;
+    if (running > uniform * sum) break;
+  }
+  return chosen;
 }
 
 }  // namespace spin::engine

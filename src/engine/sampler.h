@@ -9,7 +9,7 @@
 // the request's checked ranges (engine/admission.h) are not relied upon.
 //
 // The draw is a pure function of (seed, choice, output index), so it does not depend on the batch.
-// Cost: two or three passes over the row, no sort of it.
+// Cost: a few passes over the row that vectorise, no sort of it.
 // Thread: a Sampler has scratch memory and belongs to one thread; the rest is plain data.
 #pragma once
 
@@ -78,15 +78,19 @@ class Sampler {
   struct Candidate {
     float value = 0.0f;  // modified logit
     TokenId id = 0;
-    float weight = 0.0f;  // exp((value - largest) / temperature)
+    float weight = 0.0f;
   };
   void modify(const SampleInput& input);
   Result<TokenId> choose(const SampleInput& input);
-  void keep_likely(float largest, const SamplingParams& params);
-  void keep_top_k(uint64_t k);
-  void keep_top_p(double top_p);
+  void weigh(float largest, const SamplingParams& params);
+  void gather_top_k(uint64_t k);
+  void gather_likely(double top_p);
+  void keep_top_p(double top_p, double sum);
+  TokenId draw_from_row(double uniform, TokenId best) const;
+  TokenId draw_from_candidates(double uniform, TokenId best) const;
 
-  std::vector<float> values_;  // [vocab]
+  std::vector<float> values_;   // [vocab] modified logits
+  std::vector<float> weights_;  // [vocab] exp((value - largest) / temperature), 0: out
   std::vector<Candidate> candidates_;
 };
 

@@ -375,7 +375,9 @@ TEST(EngineHealth, AHangingStepIsStalledAndRecovers) {
 
 TEST(EngineHealth, ASinkThatDoesNotReturnIsNotTakenForHealth) {
   base::ManualClock clock;
-  const auto engine = fake_engine({}, {}, &clock);
+  FakeModelOptions model;
+  model.max_model_len = 256;  // more steps than the queue of events holds
+  const auto engine = fake_engine(model, {}, &clock);
   auto sink = std::make_shared<RecordingSink>();
   std::atomic<bool> blocked{true};
   std::atomic<bool> inside{false};

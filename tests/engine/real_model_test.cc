@@ -136,37 +136,54 @@ std::vector<TokenId> front(const std::vector<TokenId>& ids) {
           ids.begin() + static_cast<std::ptrdiff_t>(std::min<size_t>(ids.size(), kNeedleTokens))};
 }
 
+// Under a sanitizer a whole prompt takes too long; its beginning still shows races.
+std::vector<TokenId> prompt_of(const NeedleItem& item) {
+  if (!kReducedCounts) return item.prompt;
+  return {item.prompt.begin(), item.prompt.begin() + 40};
+}
+
 TEST(RealModel, NeedleAnswersSixteenAtOnceAsAlone) {
   const auto engine = open_engine(needle_options());
   ASSERT_NE(engine, nullptr);
   const std::vector<NeedleItem> items = needle_items();
   ASSERT_GE(items.size(), 8u);
-  const size_t count = kReducedCounts ? 3 : 16;
+  const size_t count = kReducedCounts ? 4 : 16;
+  const uint64_t tokens = kReducedCounts ? 3 : kNeedleTokens;
   std::vector<std::shared_ptr<RecordingSink>> sinks;
   for (size_t i = 0; i < count; ++i) {
     sinks.push_back(std::make_shared<RecordingSink>());
-    ASSERT_TRUE(
-        engine->submit(greedy(items[i % items.size()].prompt, kNeedleTokens), sinks.back()).ok());
+    GenerateRequest request = greedy(prompt_of(items[i % items.size()]), tokens);
+    ASSERT_TRUE(engine->submit(std::move(request), sinks.back()).ok());
   }
-  // The solo run's tokens are the reference's: arithmetic on the same weights, one at a time.
   for (size_t i = 0; i < count; ++i) {
-    EXPECT_EQ(sinks[i]->wait().choices.at(0).tokens, front(items[i % items.size()].answer)) << i;
+    const NeedleItem& item = items[i % items.size()];
+    const std::vector<TokenId> together = sinks[i]->wait().choices.at(0).tokens;
+    // The reference ran each alone, on the same weights; two are also run alone here.
+    if (!kReducedCounts) {
+      EXPECT_EQ(together, front(item.answer)) << i;
+    }
+    if (kReducedCounts || i < 2) {
+      EXPECT_EQ(run_request(*engine, greedy(prompt_of(item), tokens)).choices.at(0).tokens,
+                together);
+    }
   }
-  const Outcome solo = run_request(*engine, greedy(items[0].prompt, kNeedleTokens));
-  EXPECT_EQ(solo.choices.at(0).tokens, sinks[0]->wait().choices.at(0).tokens);
   expect_clean(*engine);
 }
 
 TEST(RealModel, ChunkSizesDoNotChangeTokens) {
   const std::vector<NeedleItem> items = needle_items();
+  std::vector<TokenId> expected;
+  if (!kReducedCounts) expected = front(items[2].answer);
   for (const uint32_t chunk : {16u, 64u, 512u}) {
-    if (kReducedCounts && chunk != 64) continue;
+    if (kReducedCounts && chunk == 512) continue;
     EngineOptions options = needle_options();
     options.max_num_batched_tokens = chunk;
     const auto engine = open_engine(options);
     ASSERT_NE(engine, nullptr);
-    const Outcome outcome = run_request(*engine, greedy(items[2].prompt, kNeedleTokens));
-    EXPECT_EQ(outcome.choices.at(0).tokens, front(items[2].answer)) << chunk;
+    const uint64_t tokens = kReducedCounts ? 3 : kNeedleTokens;
+    const Outcome outcome = run_request(*engine, greedy(prompt_of(items[2]), tokens));
+    if (expected.empty()) expected = outcome.choices.at(0).tokens;
+    EXPECT_EQ(outcome.choices.at(0).tokens, expected) << chunk;
   }
 }
 
