@@ -268,6 +268,21 @@ TEST_P(OpsConformance, SiluMulOverTheWholeRangeOfExp) {
   }
 }
 
+TEST_P(OpsConformance, ExponentialIsAccurateAlongItsRange) {
+  // silu(g) * (1 / g) is 1 / (1 + exp(-g)): a fine sweep over all exponents of the result.
+  const int64_t width = 1 << 15;
+  Matrix gate_up(1, 2 * width);
+  for (int64_t c = 0; c < width; ++c) {
+    const float gate = (static_cast<float>(c) + 0.37f) * (200.0f / static_cast<float>(width)) - 100;
+    gate_up.at(0, c) = gate;
+    gate_up.at(0, width + c) = 1.0f / gate;
+  }
+  const Tensor in = upload_matrix(gate_up);
+  const Tensor out = empty_matrix(1, width);
+  ops().enqueue_silu_mul(in.ref, out.ref, stream());
+  expect_close(download(out), reference_silu_mul(gate_up));
+}
+
 TEST_P(OpsConformance, SiluMulOfNanIsNan) {
   Matrix gate_up(1, 40);
   for (int64_t c = 0; c < 40; ++c) gate_up.at(0, c) = 1.0f;

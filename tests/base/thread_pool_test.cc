@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <thread>
 #include <vector>
 
@@ -94,6 +95,23 @@ TEST(ThreadPool, RefusesAbsurdCounts) {
   EXPECT_EQ(ThreadPool::create(ThreadPool::kMaxThreads + 1).status().code(),
             StatusCode::kInvalidArgument);
 }
+
+#ifndef SPIN_SANITIZED  // sanitizers need more address space than this leaves
+
+// Exits with 0 if 1024 threads, whose stacks do not fit into 1 GiB, are refused properly.
+[[noreturn]] void create_in_little_memory() {
+  rlimit limit{};
+  limit.rlim_cur = limit.rlim_max = 1u << 30;
+  const bool limited = setrlimit(RLIMIT_AS, &limit) == 0;
+  const auto pool = ThreadPool::create(ThreadPool::kMaxThreads);
+  std::_Exit(limited && pool.status().code() == StatusCode::kResourceExhausted ? 0 : 1);
+}
+
+TEST(ThreadPoolDeathTest, RefusedThreadIsAnErrorAndTheOthersEnd) {
+  EXPECT_EXIT(create_in_little_memory(), ::testing::ExitedWithCode(0), "");
+}
+
+#endif
 
 }  // namespace
 }  // namespace spin::base
