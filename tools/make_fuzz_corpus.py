@@ -213,9 +213,55 @@ def detokenizer_seeds():
     yield b"\x07a\xffab\xffb\xc3\xa9\xff\xc3\xfe\xa9ab\xc3\xa9\xed\xa0"
 
 
+# --- HTTP ---------------------------------------------------------------------------------------
+
+def http_parser_seeds():
+    # The first byte seeds how the bytes are cut.
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    chunked = head + b"Transfer-Encoding: chunked\r\n\r\n"
+    for request in (
+            b"GET /v1/models?x=1 HTTP/1.1\r\nHost: [::1]:8000\r\nAccept: */*\r\n\r\n",
+            b"GET http://localhost/health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            b"HEAD / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
+            head + b"Content-Length: 2\r\n\r\n{}GET / HTTP/1.1\r\nHost: h\r\n\r\n",
+            head + b"Expect: 100-continue\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}",
+            chunked + b"2\r\n{}\r\n0\r\n\r\n",
+            chunked + b'1;a=b;c="d\\"e"\r\n{\r\n01\r\n}\r\n000\r\nA: b\r\nC: d\r\n\r\n',
+            chunked + b"0x10\r\n", chunked + b"-2\r\n", chunked + b"10000000000000000\r\n",
+            head + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n",
+            head + b"Transfer-Encoding: chunked, gzip\r\n\r\n",
+            head + b"A: b\r\n c\r\n\r\n", b"GET / HTTP/1.1\nHost: h\n\n", b"GET /\r\n"):
+        for cut in (0, 77):
+            yield bytes([cut]) + request
+
+
+def json_request_seeds():
+    # The first byte chooses the route: completions, chat, tokenize, detokenize.
+    sampling = {"temperature": 0.5, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "seed": 7, "n": 2,
+                "repetition_penalty": 1.1, "presence_penalty": -1, "frequency_penalty": 1,
+                "stop": ["a", "\\ud83d\\ude00"], "stop_token_ids": [1, 2], "min_tokens": 1,
+                "max_tokens": 9, "ignore_eos": True, "logit_bias": {"5": 1.5}, "stream": True,
+                "stream_options": {"include_usage": True, "continuous_usage_stats": False}}
+    message = [{"role": "system", "content": "s"},
+               {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    for prompt in ("hi", ["a", "b"], [1, 2, 3], [[1], [2, 3]], "", [], [1e300], [[[1]]]):
+        yield b"\0" + json.dumps({"prompt": prompt, "logprobs": 2, "echo": True, **sampling}).encode()
+    yield b"\1" + json.dumps({"messages": message, "logprobs": True, "top_logprobs": 3,
+                              "chat_template_kwargs": {"enable_thinking": False}, **sampling}).encode()
+    yield b"\1" + json.dumps({"messages": message, "tools": [{}], "tool_choice": "auto"}).encode()
+    yield b"\2" + json.dumps({"prompt": "hi", "add_special_tokens": False}).encode()
+    yield b"\2" + json.dumps({"messages": message, "return_token_strs": True}).encode()
+    yield b"\3" + json.dumps({"tokens": [1, 2, 999]}).encode()
+    for text in (b'{"prompt":"a","max_tokens":1e999}', b'{"prompt":"\\ud800"}', b'{"a":1,"a":2}',
+                 b'{"prompt":"a","n":9007199254740993}', b'{"metadata":' + b"[" * 70, b"\xef\xbb\xbf{}"):
+        yield b"\0" + text
+
+
 SEEDS = {
     "detokenizer": detokenizer_seeds,
     "gguf": gguf_seeds,
+    "http_parser": http_parser_seeds,
+    "json_request": json_request_seeds,
     "safetensors": safetensors_seeds,
     "tokenizer_json": tokenizer_json_seeds,
 }

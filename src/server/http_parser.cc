@@ -293,12 +293,14 @@ size_t RequestParser::put_body(std::string_view bytes) {
 namespace {
 
 // Beast reads `0x10` as the size 0 and looks at the rest of the line only when the whole trailer
-// section has come; this look at an incomplete line refuses it at once.
-bool may_become_chunk_line(std::string_view bytes) {
+// section has come; this look at what it left unread refuses it at once. Other lines it judges
+// itself as soon as they end.
+bool is_false_last_chunk(std::string_view bytes) {
   if (bytes.starts_with("\r\n")) bytes.remove_prefix(2);
-  const size_t end = bytes.find_first_not_of("0123456789abcdefABCDEF");
-  if (end == std::string_view::npos) return bytes.size() <= 16;
-  return std::string_view("; \t\r").find(bytes[end]) != std::string_view::npos;
+  const size_t end = bytes.find_first_not_of('0');
+  if (end == 0 || end == std::string_view::npos) return false;
+  return std::string_view("; \t\r0123456789abcdefABCDEF").find(bytes[end]) ==
+         std::string_view::npos;
 }
 
 }  // namespace
@@ -325,7 +327,7 @@ size_t RequestParser::feed_body(std::string_view bytes) {
   }
   if (raw_.size() > kMaxChunkLineBytes) {
     fail(400, "chunk line or trailer is too long");
-  } else if (!may_become_chunk_line(raw_)) {
+  } else if (is_false_last_chunk(raw_)) {
     fail(400, "malformed chunked body");
   }
   return bytes.size();

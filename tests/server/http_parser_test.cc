@@ -192,6 +192,7 @@ std::vector<Refusal> refusals() {
       {"chunk size -2", chunked("-2\r\n"), 400},
       {"chunk size 0x10", chunked("0x10\r\n"), 400},
       {"chunk size of 17 digits", chunked("10000000000000000\r\n"), 400},
+      {"chunk size too large and malformed", chunked("100000000000000}00\r\n"), 413},
       {"no chunk size", chunked("\r\n"), 400},
       {"chunk size with space in front", chunked(" 3\r\nabc\r\n"), 400},
       {"chunk line with bare line feed", chunked("3\nabc\r\n0\r\n\r\n"), 400},
