@@ -89,7 +89,8 @@ class Ops {
                                 StreamRef stream) = 0;
 
   // Rotates each head of x ([tokens, heads * head_dim], f32) in place by its row's position.
-  // positions: [tokens].
+  // positions: [tokens]; angles are right to 2^-27 below position 2^27. Requires: head_dim even, at
+  // most 1024.
   virtual void enqueue_rope(TensorRef x,
                             int64_t head_dim,
                             const uint32_t* positions,
