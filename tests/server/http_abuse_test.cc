@@ -4,12 +4,15 @@
 // or tells anything about the inside.
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <regex>
 #include <string>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include "server/limits.h"
 #include "tests/server/server_fixture.h"
@@ -375,6 +378,52 @@ TEST(HttpAbuse, HalfAThousandIdleConnectionsAreHeldAndThenClosed) {
   EXPECT_TRUE(testing::eventually([&] { return fixture.server().stats().connections_open == 0; }));
   clients.clear();
   EXPECT_TRUE(testing::eventually([&] { return testing::open_descriptors() == before; }));
+}
+
+// Sets the number of descriptors that this process may have open, for a scope.
+class DescriptorLimit {
+ public:
+  explicit DescriptorLimit(size_t limit) {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    rlimit lower = before_;
+    lower.rlim_cur = limit;
+    ::setrlimit(RLIMIT_NOFILE, &lower);
+  }
+  ~DescriptorLimit() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+  DescriptorLimit(const DescriptorLimit&) = delete;
+  DescriptorLimit& operator=(const DescriptorLimit&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
+TEST(HttpAbuse, OutOfDescriptorsConnectionsWaitAndOthersAreServed) {
+  ServerFixture fixture;
+  RawClient early(fixture.port());
+  early.send(get_text("/health"));
+  EXPECT_EQ(early.read_response().status, 200);
+  std::optional<RawClient> late;
+  {
+    // Holds descriptors until the next one would be above the limit.
+    std::vector<std::unique_ptr<RawClient>> fill;
+    fill.push_back(std::make_unique<RawClient>(fixture.port()));
+    ASSERT_TRUE(
+        testing::eventually([&] { return fixture.server().stats().connections_open == 2; }));
+    const int lowest_free = ::dup(0);
+    ASSERT_GE(lowest_free, 0);
+    ::close(lowest_free);
+    DescriptorLimit limit(static_cast<size_t>(lowest_free) + 1);  // room for the client's own end
+    late.emplace(fixture.port());
+    ASSERT_TRUE(late->connected());  // by the system; the server cannot accept it
+    late->send(get_text("/health"));
+    EXPECT_EQ(late->read_response(milliseconds(300)).status, 0);
+    early.send(get_text("/metrics"));
+    const auto metrics = early.read_response();
+    EXPECT_EQ(metrics.status, 200);
+    EXPECT_THAT(metrics.body,
+                ::testing::ContainsRegex("spin:http_accept_errors_total\\{[^}]*\\} [1-9]"));
+  }
+  EXPECT_EQ(late->read_response().status, 200);
 }
 
 TEST(HttpAbuse, ConnectionsAboveTheLimitAreTurnedAway) {

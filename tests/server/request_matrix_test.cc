@@ -353,7 +353,7 @@ TEST(RequestMatrix, ValuesReachTheEngine) {
       "min_tokens":1,"max_tokens":2,"ignore_eos":true,"skip_special_tokens":false,
       "logit_bias":{"9":-2.5}})";
   ASSERT_EQ(asker.ask("/v1/completions", body).status, 200);
-  const SamplingParams& got = fixture.engine().last_sampling();
+  const SamplingParams got = fixture.engine().last_sampling();
   EXPECT_EQ(got.temperature, 0.25f);
   EXPECT_EQ(got.top_k, 7);
   EXPECT_EQ(got.top_p, 0.5f);

@@ -123,6 +123,11 @@ void ScriptedEngine::cancel(RequestId id) {
   }
 }
 
+SamplingParams ScriptedEngine::last_sampling() const {
+  base::MutexLock lock(mutex_);
+  return last_sampling_;
+}
+
 uint64_t ScriptedEngine::active() const {
   base::MutexLock lock(mutex_);
   return running_.size();

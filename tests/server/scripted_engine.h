@@ -59,7 +59,8 @@ class ScriptedEngine final : public Engine {
   // Seconds that one tokenize() takes from now on.
   void slow_tokenizer(double seconds) { tokenize_s_ = seconds; }
   void set_health(HealthState state) { health_ = state; }
-  const SamplingParams& last_sampling() const { return last_sampling_; }
+  // Of the last accepted request.
+  SamplingParams last_sampling() const;
   uint64_t active() const;
 
  private:
@@ -82,7 +83,6 @@ class ScriptedEngine final : public Engine {
   const ScriptedOptions options_;
   ModelInfo info_;
   SamplingParams defaults_;
-  SamplingParams last_sampling_;
   std::atomic<bool> hanging_{false};
   std::atomic<double> tokenize_s_{0};
   std::atomic<HealthState> health_{HealthState::kReady};
@@ -92,6 +92,7 @@ class ScriptedEngine final : public Engine {
   std::vector<std::shared_ptr<Running>> running_ SPIN_GUARDED_BY(mutex_);
   uint64_t next_id_ SPIN_GUARDED_BY(mutex_) = 1;
   EngineStats stats_ SPIN_GUARDED_BY(mutex_);
+  SamplingParams last_sampling_ SPIN_GUARDED_BY(mutex_);
   bool draining_ SPIN_GUARDED_BY(mutex_) = false;
   bool stopping_ SPIN_GUARDED_BY(mutex_) = false;
   std::thread thread_;
