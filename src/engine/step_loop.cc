@@ -54,9 +54,9 @@ Status StepLoop::loop() {
 // Waits for work if there is none. False when the engine stops.
 bool StepLoop::take_in() {
   std::vector<Request*> arrived;
+  EngineShared& shared = *parts_.shared;
   {
-    base::MutexLock lock(parts_.shared->mutex);
-    EngineShared& shared = *parts_.shared;
+    base::MutexLock lock(shared.mutex);
     while (!shared.stopping && shared.inbox.empty() && !shared.signalled && open_.empty()) {
       shared.wake_step.wait(shared.mutex);
     }

@@ -377,6 +377,17 @@ TEST(FakeEngine, LogprobsAndEchoHaveOneEntryPerToken) {
   expect_clean(*engine);
 }
 
+TEST(FakeEngine, PrefillProgressRisesToThePromptsLength) {
+  EngineOptions options;
+  options.max_num_batched_tokens = 64;
+  const auto engine = fake_engine({}, options);
+  GenerateRequest request = free_request(2);
+  request.prompt.resize(150, 'q');
+  const Outcome outcome = run_request(*engine, request);
+  EXPECT_EQ(outcome.progress,
+            (std::vector<std::pair<uint64_t, uint64_t>>{{64, 150}, {128, 150}, {150, 150}}));
+}
+
 TEST(FakeEngine, ALabelMayBeUsedTwiceAtOnce) {
   const auto engine = fake_engine();
   auto a = std::make_shared<RecordingSink>();

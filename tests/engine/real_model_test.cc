@@ -249,6 +249,46 @@ TEST(CreateEngine, RefusesWithNumbersBeforeLoading) {
   EXPECT_FALSE(loading);
 }
 
+TEST(CreateEngine, TakesDefaultsAndEndIdsFromGenerationConfig) {
+  const auto source = testing::test_data("tiny/qwen3-default");
+  const json golden = json::parse(testing::read_file(source / "golden.json")).at("cases").at(0);
+  const auto greedy_ids = golden.at("greedy_ids").get<std::vector<TokenId>>();
+  testing::TempDir dir;
+  for (const char* file : {"config.json", "model.safetensors", "tokenizer.json"}) {
+    dir.write(file, testing::read_file(source / file));
+  }
+  const json generation = {{"temperature", 0.5},
+                           {"top_k", 20},
+                           {"top_p", 0.75},
+                           {"max_new_tokens", 5},
+                           {"eos_token_id", {319, greedy_ids.at(0)}}};
+  dir.write("generation_config.json", generation.dump());
+  for (const char* choice : {"auto", "vllm"}) {
+    const bool from_file = std::string_view(choice) == "auto";
+    EngineOptions options;
+    options.model = dir.path().string();
+    options.kv_cache_memory_bytes = 8 << 20;
+    options.generation_config = choice;
+    options.served_model_name = "renamed";
+    const auto engine = open_engine(options);
+    ASSERT_NE(engine, nullptr);
+    EXPECT_EQ(engine->model_info().name, "renamed");
+    EXPECT_EQ(engine->default_sampling().temperature, from_file ? 0.5f : 1.0f);
+    EXPECT_EQ(engine->default_sampling().top_k, from_file ? 20 : 0);
+    EXPECT_EQ(engine->default_sampling().top_p, from_file ? 0.75f : 1.0f);
+    // Every end id counts, the first token is one here.
+    GenerateRequest request = greedy(golden.at("prompt_ids").get<std::vector<TokenId>>(), 8);
+    const Outcome ended = run_request(*engine, request);
+    EXPECT_EQ(ended.choices.at(0).finish, FinishReason::kStop);
+    EXPECT_EQ(ended.choices.at(0).tokens, (std::vector<TokenId>{greedy_ids.at(0)}));
+    // The file's output limit holds for requests that name none.
+    request.sampling.max_tokens.reset();
+    request.sampling.ignore_eos = true;
+    const uint64_t left = engine->model_info().max_model_len - request.prompt.size();
+    EXPECT_EQ(run_request(*engine, request).result.usage.completion_tokens, from_file ? 5 : left);
+  }
+}
+
 TEST(CreateEngine, ALoadCanBeCancelled) {
   double last = 0;
   const auto engine = create_engine(needle_options(), [&last](double fraction, std::string_view) {

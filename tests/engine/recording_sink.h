@@ -38,7 +38,8 @@ struct Outcome {
   std::vector<PromptLogprobs> prompt_logprobs;
   RequestResult result;
   int ends = 0;
-  bool late_event = false;   // something came after on_end
+  bool late_event = false;                              // something came after on_end
+  std::vector<std::pair<uint64_t, uint64_t>> progress;  // done, total
   bool early_delta = false;  // a delta came before the prompt's log-probabilities
 };
 
@@ -47,6 +48,10 @@ class RecordingSink final : public RequestSink {
   // Called inside on_delta, before the delta is recorded.
   std::function<void(const OutputDelta&)> on_delta_hook;
 
+  void on_prefill_progress(uint64_t done_tokens, uint64_t total_tokens) override {
+    base::MutexLock lock(mutex_);
+    outcome_.progress.emplace_back(done_tokens, total_tokens);
+  }
   void on_prompt_logprobs(PromptLogprobs logprobs) override {
     base::MutexLock lock(mutex_);
     outcome_.early_delta = !outcome_.choices.empty();
