@@ -10,12 +10,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <time.h>
 
 #include "io/gguf.h"
 #include "io/mapped_file.h"
 #include "io/safetensors.h"
 #include "tests/io/allocation_watch.h"
+#include "tests/support/cpu_time.h"
 
 namespace spin::testing {
 
@@ -29,13 +29,6 @@ inline Result<std::unique_ptr<io::GgufFile>> parse_gguf(std::string_view bytes) 
 }
 inline Result<std::unique_ptr<io::SafetensorsFile>> parse_safetensors(std::string_view bytes) {
   return io::SafetensorsFile::parse(in_memory(bytes, "test.safetensors"));
-}
-
-// CPU time of this thread, so that a busy machine does not fail a test of speed.
-inline double cpu_seconds() {
-  timespec now = {};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
 // Fixed part of the parsers' own tables; a size taken from a hostile field is far above it.
