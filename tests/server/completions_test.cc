@@ -240,7 +240,7 @@ TEST(Completions, ErrorsBeforeTheFirstTokenHaveTheirOwnStatus) {
     const auto fault = fixture.post("/v1/completions", {{"prompt", "fault"}, {"stream", stream}});
     EXPECT_EQ(fault.status, 500);
     EXPECT_EQ(parse(fault)["error"]["type"], "server_error");
-    EXPECT_EQ(fault.body.find("/root"), std::string::npos);
+    EXPECT_EQ(fault.body.find("/home"), std::string::npos);
   }
   // One prompt of several is refused: all are.
   const auto mixed = fixture.post("/v1/completions", {{"prompt", {"fine", "refuse"}}});

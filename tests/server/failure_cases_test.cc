@@ -73,8 +73,8 @@ TEST(ServerFailureCases, EndlessHeadsTakeNoMemory) {
   EXPECT_EQ(fixture.get("/health").status, 200);
 }
 
-// H-44: no descriptor left for a connection. The client gets its answer once there is one.
-TEST(ServerFailureCases, RunningOutOfDescriptorsIsSurvived) {
+// H-44: no descriptor left for a connection: the server tries again after a while, not at once.
+TEST(ServerFailureCases, OutOfDescriptorsItWaitsBetweenItsAttempts) {
   ServerFixture fixture;
   EXPECT_EQ(fixture.get("/health").status, 200);
   ASSERT_TRUE(eventually([&] { return fixture.server().stats().connections_open == 0; }));
@@ -95,7 +95,6 @@ TEST(ServerFailureCases, RunningOutOfDescriptorsIsSurvived) {
   ASSERT_TRUE(connected);
   EXPECT_FALSE(answered);
   EXPECT_EQ(client.read_response().status, 200);
-  // It waited between its attempts instead of turning in circles.
   const std::string metrics = fixture.get("/metrics").body;
   const std::string name = "spin:http_accept_errors_total{model_name=\"scripted\"} ";
   const size_t at = metrics.find(name);

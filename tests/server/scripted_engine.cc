@@ -198,7 +198,7 @@ bool ScriptedEngine::step(Running& running) {
     return true;
   };
   if (starts(running.text, "fault") || (starts(running.text, "break") && running.made == 3)) {
-    return end(Status(StatusCode::kInternal, "fault in /root/engine.cpp:12 at 0x7ffdeadbeef0"));
+    return end(Status(StatusCode::kInternal, "fault in /home/engine.cpp:12 at 0x7ffdeadbeef0"));
   }
   if (!running.begun && sampling.prompt_logprobs) {
     PromptLogprobs logprobs;
