@@ -121,8 +121,8 @@ StepPlan plan_step(const SchedulerState& state, const SchedulerOptions& options)
   for (uint32_t i = 0; i < running; ++i) {
     const RunningSequence& sequence = state.running[i];
     if (sequence.prefilled_tokens < sequence.prompt_tokens) {
-      prefills.push_back(
-          {i, sequence.prompt_tokens - sequence.prefilled_tokens, 0, sequence.wants_prompt_logits});
+      prefills.push_back(make_prefill(i, sequence.prompt_tokens - sequence.prefilled_tokens,
+                                      sequence.wants_prompt_logits, options));
     } else {
       ++decodes;
     }

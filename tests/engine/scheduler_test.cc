@@ -135,6 +135,15 @@ TEST(Scheduler, WithoutChunksAPromptOverTheStepIsRejectedAndOthersRun) {
   EXPECT_TRUE(outcomes[2].finished);
 }
 
+// Two are admitted that do not fit the same step; the second has to wait, uncut.
+TEST(Scheduler, WithoutChunksAnAdmittedPromptThatWaitsIsNotCutLater) {
+  SchedulerOptions whole = options(4, 64);
+  whole.chunked_prefill = false;
+  Simulator simulator(whole, 1000, 8);  // checks every plan
+  const auto outcomes = simulator.run({request(0, 40, 20), request(0, 40, 20), request(0, 40, 20)});
+  expect_all_end(outcomes);
+}
+
 TEST(Scheduler, WithoutChunksDecodesDoNotKeepAFullSizedPromptOut) {
   SchedulerOptions whole = options(4, 64);
   whole.chunked_prefill = false;

@@ -158,6 +158,7 @@ class Simulator {
         const engine::RunningSequence& sequence = state.running[work.sequence];
         if (sequence.prefilled_tokens >= sequence.prompt_tokens) ++decodes;
       }
+      check_whole(work, plan, state);
     }
     if (!options_.chunked_prefill) return;
     for (size_t i = 0; i < state.running.size(); ++i) {
@@ -168,6 +169,24 @@ class Simulator {
       }
     }
     ASSERT_TRUE(oldest_prefill_moves(state, seen)) << "the oldest prompt stands still";
+  }
+
+  // Without chunks a prompt is processed in one step.
+  void check_whole(const engine::PlannedWork& work,
+                   const engine::StepPlan& plan,
+                   const engine::SchedulerState& state) const {
+    if (options_.chunked_prefill) return;
+    const bool is_running = work.sequence < state.running.size();
+    if (is_running) {
+      const engine::RunningSequence& sequence = state.running[work.sequence];
+      if (sequence.wants_prompt_logits) return;
+      if (sequence.prefilled_tokens >= sequence.prompt_tokens) return;
+      ASSERT_EQ(work.tokens, sequence.prompt_tokens) << "a prompt was cut";
+    } else {
+      const size_t index = plan.admit[work.sequence - state.running.size()];
+      if (state.waiting[index].wants_prompt_logits) return;
+      ASSERT_EQ(work.tokens, state.waiting[index].prompt_tokens) << "a prompt was cut";
+    }
   }
 
   static bool oldest_prefill_moves(const engine::SchedulerState& state,
