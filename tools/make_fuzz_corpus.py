@@ -227,7 +227,7 @@ def http_parser_seeds():
             head + b"Expect: 100-continue\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}",
             chunked + b"2\r\n{}\r\n0\r\n\r\n",
             chunked + b'1;a=b;c="d\\"e"\r\n{\r\n01\r\n}\r\n000\r\nA: b\r\nC: d\r\n\r\n',
-            chunked + b"0x10\r\n", chunked + b"-2\r\n", chunked + b"10000000000000000\r\n",
+            chunked + b"0\r\n\r\n", chunked + b"0x10\r\n", chunked + b"-2\r\n", chunked + b"10000000000000000\r\n",
             head + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n",
             head + b"Transfer-Encoding: chunked, gzip\r\n\r\n",
             head + b"A: b\r\n c\r\n\r\n", b"GET / HTTP/1.1\nHost: h\n\n", b"GET /\r\n"):

@@ -317,7 +317,10 @@ size_t RequestParser::feed_body(std::string_view bytes) {
   } else {
     const size_t kept = raw_.size();
     raw_.append(bytes);
-    const size_t taken = put_body(raw_);
+    // Beast asserts that a last chunk it has begun to read comes again with five bytes at least,
+    // which `0` and the first half of the empty line are not.
+    const bool too_short = raw_.front() == '0' && raw_.size() < 5;
+    const size_t taken = too_short ? 0 : put_body(raw_);
     if (state_ == State::kFailed) return bytes.size();
     if (state_ == State::kComplete) {
       raw_.clear();

@@ -236,6 +236,9 @@ TEST(HttpParser, CutsOfTheInputNeverMatter) {
   std::vector<std::string> inputs = {
       head("Content-Length: 11\r\n") + "hello world" + "GET / HTTP/1.1\r\n",
       chunked("1\r\na\r\n10;ext=1;b=\"q;\"\r\n0123456789abcdef\r\n00\r\nT: v\r\nU: w\r\n\r\nrest"),
+      chunked("0\r\n\r\n"),
+      chunked("00\r\n\r\nrest"),
+      chunked("0;a=b\r\nT: v\r\n\r\n"),
       "GET /v1/models?x=1 HTTP/1.1\r\nHost: localhost:1\r\nAccept: */*\r\n\r\n",
   };
   for (const Refusal& row : refusals()) {
