@@ -35,7 +35,7 @@ class Engine {
 
   // Text to ids; `add_special` puts the model's begin-of-sequence token in front if it has one.
   // Special-token text inside `text` is ordinary text. Blocks for the length of the work.
-  // Errors: kInvalidArgument (not UTF-8, too long).
+  // Errors: kInvalidArgument (not UTF-8, too long), kResourceExhausted (memory).
   virtual Result<std::vector<TokenId>> tokenize(std::string_view text, bool add_special) const = 0;
 
   // Ids to text, invalid bytes replaced by U+FFFD. Errors: kInvalidArgument (id out of range).

@@ -27,7 +27,7 @@ struct EngineOptions {
   std::string served_model_name;
   DTypeChoice dtype = DTypeChoice::kAuto;
   // "auto" (by the checkpoint's template), "none", "chatml", "smollm2", "qwen2.5", "qwen3",
-  // "llama3".
+  // "llama3", "llama3.1".
   std::string chat_format = "auto";
   // Threads of compute; 0: all usable cores.
   uint32_t threads = 0;

@@ -115,8 +115,8 @@ struct RequestResult {
 };
 
 // Receives a request's events. Thread: called on the engine's delivery thread, never concurrently
-// for one request, never while submit() of that request is still running on another thread without
-// its handle being valid. Must not block; must not call back into the engine except cancel().
+// for one request; the first calls may come before submit() has returned the request's id. Must not
+// block; must not call back into the engine except cancel().
 // Lifetime: the engine holds the sink until after on_end().
 class RequestSink {
  public:

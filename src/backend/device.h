@@ -115,8 +115,8 @@ class Stream {
   // Lifetime: both ends stay alive until the copy is done.
   virtual void enqueue_copy(void* dst, const void* src, size_t bytes) = 0;
 
-  // Runs `work` in stream order on a host thread; an error it returns becomes the stream's. `work`
-  // must not enqueue on or wait for this stream.
+  // Runs `work` in stream order on a host thread; an error it returns becomes the stream's, and a
+  // std::bad_alloc kResourceExhausted. `work` must not enqueue on or wait for this stream.
   virtual void enqueue_task(std::function<Status()> work) = 0;
 
   // As enqueue_task(), for work that cannot fail.

@@ -22,7 +22,6 @@
 #define SPIN_EXCLUDES(...) SPIN_THREAD_ATTRIBUTE(locks_excluded(__VA_ARGS__))
 #define SPIN_ACQUIRE(...) SPIN_THREAD_ATTRIBUTE(acquire_capability(__VA_ARGS__))
 #define SPIN_RELEASE(...) SPIN_THREAD_ATTRIBUTE(release_capability(__VA_ARGS__))
-#define SPIN_TRY_ACQUIRE(...) SPIN_THREAD_ATTRIBUTE(try_acquire_capability(__VA_ARGS__))
 #define SPIN_NO_THREAD_SAFETY_ANALYSIS SPIN_THREAD_ATTRIBUTE(no_thread_safety_analysis)
 
 namespace spin::base {
@@ -35,7 +34,6 @@ class SPIN_CAPABILITY("mutex") Mutex {
 
   void lock() SPIN_ACQUIRE() { mutex_.lock(); }
   void unlock() SPIN_RELEASE() { mutex_.unlock(); }
-  bool try_lock() SPIN_TRY_ACQUIRE(true) { return mutex_.try_lock(); }
 
  private:
   std::mutex mutex_;

@@ -2,7 +2,8 @@
 #include "base/thread_pool.h"
 
 #include <string>
-#include <system_error>
+
+#include "base/start_thread.h"
 
 namespace spin::base {
 
@@ -14,13 +15,10 @@ Result<std::unique_ptr<ThreadPool>> ThreadPool::create(uint32_t threads) {
   std::unique_ptr<ThreadPool> pool(new ThreadPool);
   pool->workers_.reserve(threads - 1);
   for (uint32_t i = 1; i < threads; ++i) {
-    try {
-      pool->workers_.emplace_back([raw = pool.get()] { raw->worker_loop(); });
-    } catch (const std::system_error& error) {
-      return Status(
-          StatusCode::kResourceExhausted,
-          "the system refused thread " + std::to_string(i) + " of " + std::to_string(threads));
-    }
+    SPIN_RETURN_IF_ERROR(
+        start_thread(pool->workers_.emplace_back(),
+                     "compute (" + std::to_string(i) + " of " + std::to_string(threads) + ")",
+                     [raw = pool.get()] { raw->worker_loop(); }));
   }
   return pool;
 }

@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "backend/cpu/cpu_device.h"
+#include "base/memory_guard.h"
 #include "engine/decoder_runner.h"
 #include "engine/engine_impl.h"
 #include "engine/memory_budget.h"
@@ -185,14 +186,8 @@ Result<std::unique_ptr<ModelRunner>> load_runner(const EngineOptions& options,
   return make_decoder_runner(*parts.device, std::move(decoder), runner);
 }
 
-}  // namespace
-}  // namespace spin::engine
-
-namespace spin {
-
-Result<std::unique_ptr<Engine>> create_engine(const EngineOptions& options,
-                                              const LoadProgress& progress) {
-  using namespace engine;  // NOLINT(google-build-using-namespace): this is the module's own door
+Result<std::unique_ptr<Engine>> load_and_start(const EngineOptions& options,
+                                               const LoadProgress& progress) {
   SPIN_RETURN_IF_ERROR(check_engine_options(options));
   EngineParts parts;
   parts.options = options;
@@ -218,6 +213,17 @@ Result<std::unique_ptr<Engine>> create_engine(const EngineOptions& options,
   parts.own_clock = std::make_unique<base::SteadyClock>();
   parts.clock = parts.own_clock.get();
   return start_engine(std::move(parts));
+}
+
+}  // namespace
+}  // namespace spin::engine
+
+namespace spin {
+
+Result<std::unique_ptr<Engine>> create_engine(const EngineOptions& options,
+                                              const LoadProgress& progress) {
+  return base::guard_memory("loading the model",
+                            [&] { return engine::load_and_start(options, progress); });
 }
 
 }  // namespace spin

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/memory_guard.h"
 #include "engine/dense_attention.h"
 #include "engine/sequence_table.h"
 #include "kv/page_pool.h"
@@ -64,18 +65,19 @@ class DecoderRunner final : public ModelRunner {
   Result<LogitsView> run(const StepBatch& batch, const StepProgress& progress) override {
     model::ForwardInputs in = stage(batch);
     step_.clear();
+    step_.reserve(batch.sequences.size());
     for (const SequenceStep& step : batch.sequences) {
       step_.push_back(&sequences_->at(step.sequence));
       step_.back()->begin_step(step.tokens.size());
     }
-    attention_->begin_step(step_, progress);
-    stream_->enqueue_copy(inputs_.data(), host_inputs_.data(), inputs_.size_bytes());
-    decoder_->enqueue_forward(in, *attention_, *stream_);
     const auto rows = static_cast<uint64_t>(in.logit_count);
-    if (rows > 0) {
-      stream_->enqueue_copy(host_logits_.data(), logits_.data(), rows * row_bytes());
-    }
-    const Status status = stream_->wait_idle();
+    const Status queued = base::guard_memory("a step was queued", [&] {
+      enqueue_step(in, rows, progress);
+      return ok_status();
+    });
+    // Also after a failure: what is queued uses `progress` and the sequences' pages.
+    const Status ran = stream_->wait_idle();
+    const Status& status = queued.ok() ? ran : queued;
     for (kv::SequenceKv* sequence : step_) {
       if (status.ok()) {
         sequence->commit_step();
@@ -91,6 +93,14 @@ class DecoderRunner final : public ModelRunner {
   size_t row_bytes() const { return vocab_size() * sizeof(float); }
   // [max_rows] token ids, [max_rows] positions, [max_logit_rows] rows that want logits.
   size_t input_words() const { return 2 * uint64_t{max_step_tokens()} + options_.max_logit_rows; }
+
+  void enqueue_step(const model::ForwardInputs& in, uint64_t rows, const StepProgress& progress) {
+    attention_->begin_step(step_, progress);
+    stream_->enqueue_copy(inputs_.data(), host_inputs_.data(), inputs_.size_bytes());
+    decoder_->enqueue_forward(in, *attention_, *stream_);
+    if (rows == 0) return;
+    stream_->enqueue_copy(host_logits_.data(), logits_.data(), rows * row_bytes());
+  }
 
   // Fills host_inputs_; the result points to where the same will lie in fast memory.
   model::ForwardInputs stage(const StepBatch& batch) {

@@ -2,15 +2,15 @@
 #include "engine/engine_impl.h"
 
 #include <algorithm>
-#include <new>
-#include <random>
-#include <system_error>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "base/check.h"
 #include "base/counter_rng.h"
+#include "base/entropy.h"
+#include "base/memory_guard.h"
+#include "base/start_thread.h"
 #include "base/utf8.h"
 
 namespace spin {
@@ -43,15 +43,6 @@ constexpr uint32_t kMaxStepTokens = 1 << 20;
 
 Status invalid_option(std::string message, std::string param) {
   return Status(StatusCode::kInvalidArgument, std::move(message), std::move(param));
-}
-
-uint64_t random_entropy() {
-  try {
-    std::random_device device;
-    return (uint64_t{device()} << 32) | device();
-  } catch (const std::exception&) {  // no source of entropy: the time must do
-    return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
-  }
 }
 
 RequestLimits make_limits(const EngineParts& parts) {
@@ -108,7 +99,7 @@ Result<std::unique_ptr<Engine>> start_engine(EngineParts parts) {
 EngineImpl::EngineImpl(EngineParts parts)
     : parts_(std::move(parts)),
       limits_(make_limits(parts_)),
-      entropy_(random_entropy()),
+      entropy_(base::system_entropy()),
       metrics_(parts_.info.max_model_len),
       events_(kEventBatches) {
   StepLoopParts step;
@@ -138,21 +129,17 @@ EngineImpl::~EngineImpl() { stop(); }
 
 Status EngineImpl::start() {
   shared_.last_progress_s.store(parts_.clock->now_s());
-  try {
-    delivery_thread_ = std::thread([this] { delivery_->run(); });
-    // Why the loop ended is told by EngineShared::failed; the requests get it through delivery.
-    step_thread_ = std::thread([this] { static_cast<void>(step_loop_->run()); });
-  } catch (const std::system_error& error) {
-    return Status(StatusCode::kResourceExhausted,
-                  fmt::format("cannot start the engine's threads: {}", error.what()));
-  }
-  return ok_status();
+  SPIN_RETURN_IF_ERROR(
+      base::start_thread(delivery_thread_, "delivery", [this] { delivery_->run(); }));
+  // Why the loop ended is told by EngineShared::failed; the requests get it through delivery.
+  return base::start_thread(step_thread_, "the engine's steps",
+                            [this] { static_cast<void>(step_loop_->run()); });
 }
 
 Result<std::vector<TokenId>> EngineImpl::tokenize(std::string_view text, bool add_special) const {
   text::EncodeOptions options;
   options.add_special = add_special;
-  return parts_.tokenizer->encode(text, options);
+  return base::guard_memory("tokenizing", [&] { return parts_.tokenizer->encode(text, options); });
 }
 
 Result<std::string> EngineImpl::detokenize(std::span<const TokenId> ids, bool skip_special) const {
@@ -164,7 +151,9 @@ Result<std::string> EngineImpl::detokenize(std::span<const TokenId> ids, bool sk
                     "tokens");
     }
   }
-  return base::utf8_replace_invalid(parts_.tokenizer->decode(ids, skip_special));
+  return base::guard_memory("detokenizing", [&]() -> Result<std::string> {
+    return base::utf8_replace_invalid(parts_.tokenizer->decode(ids, skip_special));
+  });
 }
 
 std::string EngineImpl::token_bytes(TokenId id) const {
@@ -175,21 +164,19 @@ std::string EngineImpl::token_bytes(TokenId id) const {
 Result<std::vector<TokenId>> EngineImpl::encode_chat(std::span<const ChatMessage> messages,
                                                      const ChatOptions& options) const {
   if (!parts_.chat_format) return parts_.chat_error;
-  return text::encode_chat(*parts_.tokenizer, *parts_.chat_format, messages, options);
+  return base::guard_memory("tokenizing", [&] {
+    return text::encode_chat(*parts_.tokenizer, *parts_.chat_format, messages, options);
+  });
 }
 
 Result<RequestId> EngineImpl::submit(GenerateRequest request, std::shared_ptr<RequestSink> sink) {
   SPIN_CHECK(sink != nullptr);
   metrics_.record_received();
-  Result<RequestId> id = [&]() -> Result<RequestId> {
-    try {
-      SPIN_ASSIGN_OR_RETURN(std::unique_ptr<Request> made,
-                            make_request(std::move(request), std::move(sink)));
-      return enqueue(std::move(made));
-    } catch (const std::bad_alloc&) {
-      return Status(StatusCode::kResourceExhausted, "out of memory while accepting the request");
-    }
-  }();
+  Result<RequestId> id = base::guard_memory("accepting the request", [&]() -> Result<RequestId> {
+    SPIN_ASSIGN_OR_RETURN(std::unique_ptr<Request> made,
+                          make_request(std::move(request), std::move(sink)));
+    return enqueue(std::move(made));
+  });
   if (!id.ok()) metrics_.record_refused();
   return id;
 }

@@ -18,29 +18,12 @@
 #pragma once
 
 #include <cstdint>
-#include <string_view>
 
 #include "base/check.h"
 
 namespace spin::engine {
 
 enum class Phase : uint8_t { kSubmitted, kWaiting, kPrefilling, kDecoding, kFinished };
-
-constexpr std::string_view phase_name(Phase phase) {
-  switch (phase) {
-    case Phase::kSubmitted:
-      return "submitted";
-    case Phase::kWaiting:
-      return "waiting";
-    case Phase::kPrefilling:
-      return "prefilling";
-    case Phase::kDecoding:
-      return "decoding";
-    case Phase::kFinished:
-      return "finished";
-  }
-  return "?";
-}
 
 constexpr bool is_legal_transition(Phase from, Phase to) {
   if (from == Phase::kFinished) return false;

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -49,6 +50,16 @@ TEST(CpuDevice, PortableKernelsExistEverywhere) {
   const auto device = cpu::create_cpu_device({.threads = 1, .isa = cpu::CpuIsa::kPortable});
   ASSERT_TRUE(device.ok());
   EXPECT_FALSE((*device)->properties().fast_bf16);
+}
+
+TEST(CpuStream, MemoryThatRunsOutInATaskIsTheStreamsError) {
+  const auto device = make_device(1);
+  const auto stream = make_stream(*device);
+  bool ran_later = false;
+  stream->enqueue_task([]() -> Status { throw std::bad_alloc(); });
+  stream->enqueue_host([&] { ran_later = true; });
+  EXPECT_EQ(stream->wait_idle().code(), StatusCode::kResourceExhausted);
+  EXPECT_FALSE(ran_later);
 }
 
 TEST(CpuMemory, FastArenaIsBoundedAndSaysWhatIsLeft) {

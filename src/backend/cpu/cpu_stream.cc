@@ -3,11 +3,12 @@
 
 #include <cstring>
 #include <string>
-#include <system_error>
 #include <utility>
 
 #include <pthread.h>
 
+#include "base/memory_guard.h"
+#include "base/start_thread.h"
 #include "base/thread_pool.h"
 
 namespace spin::backend::cpu {
@@ -39,12 +40,8 @@ class CpuEvent final : public Event::State {
 
 Result<std::unique_ptr<CpuStream>> CpuStream::create(std::string_view name) {
   std::unique_ptr<CpuStream> stream(new CpuStream);
-  try {
-    stream->worker_ = std::jthread([raw = stream.get()] { raw->worker_loop(); });
-  } catch (const std::system_error& error) {
-    return Status(StatusCode::kResourceExhausted,
-                  "the system refused a thread for stream " + std::string(name));
-  }
+  SPIN_RETURN_IF_ERROR(base::start_thread(stream->worker_, "stream " + std::string(name),
+                                          [raw = stream.get()] { raw->worker_loop(); }));
   // The kernel takes at most 15 characters; a refused name does no harm.
   (void)pthread_setname_np(stream->worker_.native_handle(),
                            std::string(name.substr(0, 15)).c_str());
@@ -118,7 +115,8 @@ void CpuStream::worker_loop() {
       skip = !item.always && !error_.ok();
       has_work_.store(!queue_.empty() || stopping_, std::memory_order_release);
     }
-    Status status = skip ? ok_status() : item.work();
+    Status status =
+        skip ? ok_status() : base::guard_memory("queued work ran", [&] { return item.work(); });
     item = Item();  // what the work owns is gone before the stream reports idle
     base::MutexLock lock(mutex_);
     if (!status.ok() && error_.ok()) error_ = std::move(status);

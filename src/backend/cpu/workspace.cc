@@ -2,6 +2,7 @@
 #include "backend/cpu/workspace.h"
 
 #include <algorithm>
+#include <new>
 
 namespace spin::backend::cpu {
 
@@ -26,7 +27,10 @@ Result<WorkspacePool::Lease> WorkspacePool::take(size_t bytes) {
 
 void WorkspacePool::give_back(Buffer buffer) {
   base::MutexLock lock(mutex_);
-  free_.push_back(std::move(buffer));
+  try {
+    free_.push_back(std::move(buffer));
+  } catch (const std::bad_alloc&) {  // called by destructors: without a place it is freed
+  }
 }
 
 }  // namespace spin::backend::cpu
