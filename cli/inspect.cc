@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 #include "base/quote.h"
-#include "base/utf8.h"
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
 #include "cli/statistics.h"
@@ -29,22 +28,13 @@
 namespace spin::cli {
 namespace {
 
+using base::printable_text;
 using Json = nlohmann::ordered_json;
 
 std::string format_name(io::CheckpointKind kind) {
   return kind == io::CheckpointKind::kGguf               ? "GGUF"
          : kind == io::CheckpointKind::kSafetensorsIndex ? "safetensors, several files"
                                                          : "safetensors";
-}
-
-// Without control characters: names come from an untrusted file and go to a terminal.
-std::string printable(std::string_view text) {
-  std::string out = base::utf8_replace_invalid(text);
-  for (char& c : out) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7f) c = '?';
-  }
-  return out;
 }
 
 Json architecture_json(const model::ModelConfig& config) {
@@ -70,8 +60,8 @@ Json architecture_json(const model::ModelConfig& config) {
 Json tensors_json(const io::TensorSource& source) {
   Json out = Json::array();
   for (const io::TensorInfo& info : source.tensors()) {
-    out.push_back({{"name", printable(info.name)},
-                   {"type", printable(info.type_name)},
+    out.push_back({{"name", printable_text(info.name)},
+                   {"type", printable_text(info.type_name)},
                    {"shape", info.shape},
                    {"bytes", info.size_bytes}});
   }
@@ -82,7 +72,7 @@ Json tensors_json(const io::TensorSource& source) {
 std::map<std::string, std::pair<uint64_t, uint64_t>> type_totals(const io::TensorSource& source) {
   std::map<std::string, std::pair<uint64_t, uint64_t>> totals;
   for (const io::TensorInfo& info : source.tensors()) {
-    auto& [count, bytes] = totals[printable(info.type_name)];
+    auto& [count, bytes] = totals[printable_text(info.type_name)];
     ++count;
     bytes += info.size_bytes;
   }
@@ -92,15 +82,16 @@ std::map<std::string, std::pair<uint64_t, uint64_t>> type_totals(const io::Tenso
 Json tokenizer_json(const std::string& path) {
   Result<text::TokenizerBundle> bundle = text::open_tokenizer(std::filesystem::path(path));
   if (!bundle.ok()) {
-    spdlog::warn("no tokenizer: {}", bundle.status().message());
-    return {{"error", bundle.status().message()}};
+    const std::string why = printable_text(bundle.status().message());
+    spdlog::warn("no tokenizer: {}", why);
+    return {{"error", why}};
   }
   const text::Tokenizer& tokenizer = *bundle->tokenizer;
   Json out;
   out["vocab_size"] = tokenizer.vocab_size();
   const auto token = [&tokenizer](std::optional<TokenId> id) -> Json {
     if (!id) return nullptr;
-    return {{"id", *id}, {"text", printable(tokenizer.token_bytes(*id))}};
+    return {{"id", *id}, {"text", printable_text(tokenizer.token_bytes(*id))}};
   };
   out["bos"] = token(tokenizer.bos_id());
   out["eos"] = token(tokenizer.eos_id());
@@ -150,7 +141,7 @@ Json memory_json(const model::ModelConfig& config, const InspectOptions& options
 
 Json report(const model::ModelFiles& files, const InspectOptions& options) {
   Json out;
-  out["model"] = printable(options.model);
+  out["model"] = printable_text(options.model);
   out["format"] = format_name(files.path.kind);
   out.update(architecture_json(files.config));
   out["parameters"] = model::parameter_count(files.config);

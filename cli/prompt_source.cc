@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "base/errno_text.h"
 #include "base/quote.h"
 #include "base/utf8.h"
 #include "cli/terminal.h"
@@ -17,10 +18,10 @@ namespace {
 Result<std::string> read_prompt_file(const std::string& path, int cancel_fd) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) {
-    const StatusCode code = errno == ENOENT ? StatusCode::kNotFound : StatusCode::kIoError;
-    return Status(code,
-                  fmt::format("cannot open {}: {}", base::quote_text(path),
-                              errno == ENOENT ? "no such file" : fmt::format("errno {}", errno)));
+    const int error = errno;
+    return Status(
+        error == ENOENT ? StatusCode::kNotFound : StatusCode::kIoError,
+        fmt::format("cannot open {}: {}", base::quote_text(path), base::errno_text(error)));
   }
   Result<std::string> text = read_all(fd, kMaxPromptBytes, cancel_fd);
   ::close(fd);

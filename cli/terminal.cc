@@ -10,7 +10,8 @@
 #include <poll.h>
 #include <unistd.h>
 
-#include "base/utf8.h"
+#include "base/errno_text.h"
+#include "base/quote.h"
 
 namespace spin::cli {
 namespace {
@@ -18,7 +19,7 @@ namespace {
 constexpr size_t kBlockBytes = 64 * 1024;
 
 Status io_error(std::string_view what, int error) {
-  return Status(StatusCode::kIoError, fmt::format("{} failed (errno {})", what, error));
+  return Status(StatusCode::kIoError, fmt::format("{} failed: {}", what, base::errno_text(error)));
 }
 
 // Appends what is there, at least one byte; false at the end of the input.
@@ -70,14 +71,8 @@ void print_notice(std::string_view text) {
 }
 
 void print_error(std::string_view message) {
-  std::string line = "spin: ";
   // Messages may repeat text of a hostile file: no escape sequence reaches the terminal.
-  for (const char c : base::utf8_replace_invalid(message)) {
-    const auto byte = static_cast<unsigned char>(c);
-    line.push_back(byte < 0x20 || byte == 0x7f ? '?' : c);
-  }
-  line.push_back('\n');
-  print_notice(line);
+  print_notice("spin: " + base::printable_text(message) + "\n");
 }
 
 Result<std::string> read_all(int fd, uint64_t max_bytes, int cancel_fd) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Outside text made fit for an error message or a log line. Thread: pure function.
+// Outside text made fit for an error message or a log line. Thread: pure functions.
 #pragma once
 
 #include <string>
@@ -7,8 +7,11 @@
 
 namespace spin::base {
 
-// `text` in single quotes: invalid UTF-8 becomes U+FFFD, control characters '?', and what goes
-// beyond 80 bytes "...". The result is well-formed UTF-8 on one line.
+// `text` as well-formed UTF-8 on one line: invalid bytes become U+FFFD, control characters '?', so
+// that no escape sequence of a hostile file reaches a terminal.
+std::string printable_text(std::string_view text);
+
+// The same in single quotes, with "..." for what goes beyond 80 bytes.
 std::string quote_text(std::string_view text);
 
 }  // namespace spin::base

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/checked_math.h"
+#include "base/errno_text.h"
 
 namespace spin::io {
 
@@ -24,7 +25,7 @@ Result<MappedFile> MappedFile::open(const std::string& path) {
       ::mmap(nullptr, regular.size, PROT_READ, MAP_PRIVATE, file.descriptor_.get(), /*offset=*/0);
   if (start == MAP_FAILED) {
     return Status(StatusCode::kIoError, fmt::format("{}: cannot map {} bytes: {}", file.name_,
-                                                    regular.size, errno_text(errno)));
+                                                    regular.size, base::errno_text(errno)));
   }
   file.bytes_ = {static_cast<const std::byte*>(start), regular.size};
   return file;
@@ -66,7 +67,7 @@ Result<std::span<const std::byte>> MappedFile::slice(uint64_t offset, uint64_t s
   if (descriptor_.valid()) {
     struct stat info = {};
     if (::fstat(descriptor_.get(), &info) != 0) {
-      return Status(StatusCode::kIoError, name_ + ": cannot stat: " + errno_text(errno));
+      return Status(StatusCode::kIoError, name_ + ": cannot stat: " + base::errno_text(errno));
     }
     present = std::min(present, static_cast<uint64_t>(info.st_size));
   }

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "io/open_file.h"
 
-#include <system_error>
-
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/checked_math.h"
+#include "base/errno_text.h"
 
 namespace spin::io {
 namespace {
@@ -35,8 +34,6 @@ FileDescriptor::~FileDescriptor() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-std::string errno_text(int error) { return std::generic_category().message(error); }
-
 std::string file_name_of(const std::string& path) {
   const size_t last = path.find_last_not_of('/');
   if (last == std::string::npos) return path.empty() ? "" : "/";
@@ -58,11 +55,11 @@ Result<RegularFile> open_regular_file(const std::string& path) {
     const int error = errno;
     const bool absent = error == ENOENT || error == ENOTDIR;
     return Status(absent ? StatusCode::kNotFound : StatusCode::kIoError,
-                  file.name + ": cannot open: " + errno_text(error));
+                  file.name + ": cannot open: " + base::errno_text(error));
   }
   struct stat info = {};
   if (::fstat(file.descriptor.get(), &info) != 0) {
-    return Status(StatusCode::kIoError, file.name + ": cannot stat: " + errno_text(errno));
+    return Status(StatusCode::kIoError, file.name + ": cannot stat: " + base::errno_text(errno));
   }
   if (!S_ISREG(info.st_mode)) {
     return Status(StatusCode::kInvalidArgument,

@@ -41,7 +41,4 @@ Result<RegularFile> open_regular_file(const std::string& path);
 // Last component of `path`; "/" and "a/" give the component before the slash.
 std::string file_name_of(const std::string& path);
 
-// The text of an errno value.
-std::string errno_text(int error);
-
 }  // namespace spin::io

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "base/errno_text.h"
 #include "io/open_file.h"
 
 namespace spin::io {
@@ -22,7 +23,7 @@ Result<std::string> read_text_file(const std::string& path, uint64_t max_bytes) 
     const ssize_t got = ::read(file.descriptor.get(), content.data() + done, content.size() - done);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) {
-      return Status(StatusCode::kIoError, file.name + ": cannot read: " + errno_text(errno));
+      return Status(StatusCode::kIoError, file.name + ": cannot read: " + base::errno_text(errno));
     }
     if (got == 0) {
       return Status(StatusCode::kIoError,

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "base/quote.h"
 #include "base/utf8.h"
 
 namespace spin::text {
@@ -194,9 +195,9 @@ Result<Conversation> format_chat(ChatFormat format,
   for (const ChatMessage& message : messages) {
     if (message.role != "system" && message.role != "user" && message.role != "assistant") {
       return invalid(
-          fmt::format("messages: expected the role system, user or assistant, found \"{}\""
-                      " (tools are unsupported)",
-                      base::utf8_replace_invalid(message.role.substr(0, 64))));
+          fmt::format("messages: expected the role system, user or assistant, found {} "
+                      "(tools are unsupported)",
+                      base::quote_text(message.role)));
     }
   }
   if (options.enable_thinking && format != ChatFormat::kQwen3) {
@@ -244,9 +245,9 @@ Result<std::optional<ChatFormat>> parse_chat_format(std::string_view name) {
   for (const auto& [format, known] : kNames) {
     if (known == name) return std::optional<ChatFormat>(format);
   }
-  return Status(StatusCode::kInvalidArgument,
-                fmt::format("chat format: expected one of {}; found \"{}\"", kAccepted,
-                            base::utf8_replace_invalid(name.substr(0, 64))));
+  return Status(
+      StatusCode::kInvalidArgument,
+      fmt::format("chat format: expected one of {}; found {}", kAccepted, base::quote_text(name)));
 }
 
 Result<ChatFormat> detect_chat_format(std::string_view template_text) {
@@ -275,19 +276,6 @@ Result<ChatFormat> detect_chat_format(std::string_view template_text) {
                 fmt::format("chat template: it is none of the known ones; choose a format with "
                             "--chat-format NAME ({})",
                             kAccepted));
-}
-
-std::vector<TokenId> chat_end_tokens(const Tokenizer& tokenizer, ChatFormat format) {
-  std::vector<TokenId> ids;
-  constexpr std::string_view kChatMlEnds[] = {"<|im_end|>", "<|endoftext|>"};
-  constexpr std::string_view kLlamaEnds[] = {"<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"};
-  const auto ends = is_llama(format) ? std::span<const std::string_view>(kLlamaEnds)
-                                     : std::span<const std::string_view>(kChatMlEnds);
-  for (const std::string_view name : ends) {
-    const auto id = tokenizer.find(name);
-    if (id && tokenizer.is_special(*id)) ids.push_back(*id);
-  }
-  return ids;
 }
 
 Result<std::string> render_chat(ChatFormat format,

@@ -38,10 +38,6 @@ Result<std::optional<ChatFormat>> parse_chat_format(std::string_view name);
 // --chat-format and its values.
 Result<ChatFormat> detect_chat_format(std::string_view template_text);
 
-// The control tokens that end the model's turn in this format, as far as the vocabulary has them:
-// a chat stops at any of them, whatever the checkpoint calls eos.
-std::vector<TokenId> chat_end_tokens(const Tokenizer& tokenizer, ChatFormat format);
-
 // The conversation as text, exactly as the checkpoint's template renders it.
 // Errors: kInvalidArgument (param "messages") for an empty list, a role other than system, user
 // and assistant, an order that the template refuses, or an option that the format does not have.

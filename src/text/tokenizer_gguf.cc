@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/parse_number.h"
+#include "base/quote.h"
 #include "io/gguf.h"
 #include "text/tokenizer_loader.h"
 #include "text/tokenizer_parts.h"
@@ -83,8 +84,8 @@ Status GgufLoader::read_kind() {
   }
   SPIN_ASSIGN_OR_RETURN(const std::string_view model, metadata_.get_string("tokenizer.ggml.model"));
   if (model != "gpt2") {
-    return unsupported(fmt::format(
-        "tokenizer.ggml.model: expected gpt2 (byte-level BPE), found \"{}\"", model.substr(0, 64)));
+    return unsupported(fmt::format("tokenizer.ggml.model: expected gpt2 (byte-level BPE), found {}",
+                                   base::quote_text(model)));
   }
   SPIN_ASSIGN_OR_RETURN(const std::string_view name,
                         metadata_.get_string_or("tokenizer.ggml.pre", ""));
@@ -94,8 +95,8 @@ Status GgufLoader::read_kind() {
     known_names += fmt::format("{}{}", known_names.empty() ? "" : ", ", known.name);
   }
   if (pre_ == nullptr) {
-    return unsupported(fmt::format("tokenizer.ggml.pre: expected one of {}; found \"{}\"",
-                                   known_names, name.substr(0, 64)));
+    return unsupported(fmt::format("tokenizer.ggml.pre: expected one of {}; found {}", known_names,
+                                   base::quote_text(name)));
   }
   parts_.pre_tokenizer = pre_->pre_tokenizer;
   parts_.nfc = pre_->nfc;

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <simdjson.h>
 
+#include "base/quote.h"
 #include "text/tokenizer_loader.h"
 #include "text/tokenizer_parts.h"
 
@@ -105,7 +106,7 @@ class JsonLoader {
 
 Status JsonLoader::check_model_flags(const object& model) {
   if (const std::string_view type = string_field(model, "type"); !type.empty() && type != "BPE") {
-    return unsupported(fmt::format("model type: expected BPE, found {}", type));
+    return unsupported(fmt::format("model type: expected BPE, found {}", base::quote_text(type)));
   }
   if (const auto dropout = field(model, "dropout")) {
     double value = 1;
@@ -256,7 +257,8 @@ Status JsonLoader::read_normalizer(const object& document) {
   for (const object& step : steps) {
     const std::string_view type = string_field(step, "type");
     if (type != "NFC") {
-      return unsupported(fmt::format("normalizer: expected none or NFC, found \"{}\"", type));
+      return unsupported(
+          fmt::format("normalizer: expected none or NFC, found {}", base::quote_text(type)));
     }
     parts_.nfc = true;
   }
@@ -267,8 +269,8 @@ Status JsonLoader::read_normalizer(const object& document) {
 Status check_byte_level(const object& step, bool& use_regex) {
   const std::string_view type = string_field(step, "type");
   if (type != "ByteLevel") {
-    return unsupported(
-        fmt::format("pre_tokenizer: expected ByteLevel as the last step, found \"{}\"", type));
+    return unsupported(fmt::format("pre_tokenizer: expected ByteLevel as the last step, found {}",
+                                   base::quote_text(type)));
   }
   SPIN_ASSIGN_OR_RETURN(const bool prefix_space, bool_field(step, "add_prefix_space", true));
   if (prefix_space) return unsupported("pre_tokenizer: add_prefix_space is not supported");
@@ -291,8 +293,8 @@ Status JsonLoader::read_pre_tokenizer_pair(const object& first, const object& se
   if (type != "Split" || use_regex) {
     return unsupported(
         fmt::format("pre_tokenizer: expected Digits, or Split before ByteLevel without "
-                    "use_regex, found \"{}\"",
-                    type));
+                    "use_regex, found {}",
+                    base::quote_text(type)));
   }
   SPIN_ASSIGN_OR_RETURN(const object pattern, object_of(field(first, "pattern"), "pattern"));
   const std::string_view regex = string_field(pattern, "Regex");
@@ -341,7 +343,8 @@ Status JsonLoader::read_decoder(const object& document) {
   SPIN_ASSIGN_OR_RETURN(const object decoder, object_of(value, "decoder"));
   const std::string_view type = string_field(decoder, "type");
   if (type != "ByteLevel") {
-    return unsupported(fmt::format("decoder: expected ByteLevel, found \"{}\"", type));
+    return unsupported(
+        fmt::format("decoder: expected ByteLevel, found {}", base::quote_text(type)));
   }
   return ok_status();
 }
@@ -417,8 +420,8 @@ Status JsonLoader::read_post_processor(const object& document) {
     if (type != "TemplateProcessing" || templated) {
       return unsupported(
           fmt::format("post_processor: expected ByteLevel and at most one "
-                      "TemplateProcessing, found \"{}\"",
-                      type));
+                      "TemplateProcessing, found {}",
+                      base::quote_text(type)));
     }
     templated = true;
     SPIN_RETURN_IF_ERROR(read_template(step));

@@ -18,6 +18,12 @@ TEST(QuoteText, KeepsPlainTextAndMakesTheRestHarmless) {
   EXPECT_EQ(quote_text("\xFF"), "'\xEF\xBF\xBD'");
 }
 
+TEST(PrintableText, IsOneLineOfAnyLength) {
+  EXPECT_EQ(printable_text("\x1b]0;owned\a\xC3\xA9\xFF"), "?]0;owned?\xC3\xA9\xEF\xBF\xBD");
+  const std::string text(1000, 'x');
+  EXPECT_EQ(printable_text(text), text);
+}
+
 TEST(QuoteText, CutsLongTextBetweenCharacters) {
   const std::string text(79, 'x');
   EXPECT_EQ(quote_text(text + "y"), "'" + text + "y'");

@@ -203,6 +203,12 @@ TEST(GenerateProcess, APromptThatIsNotUtf8IsRefusedBeforeTheModelIsLoaded) {
   EXPECT_EQ(done.error, "spin: the prompt must be UTF-8; byte 2 is not (0xff)\n");
 }
 
+TEST(GenerateProcess, APromptFileThatCannotBeReadSaysWhy) {
+  const Finished done = run_program({tiny_args({"--prompt-file", "no/such.txt"})});
+  EXPECT_EQ(done.code, kExitFailure);
+  EXPECT_THAT(done.error, HasSubstr("cannot open 'no/such.txt': No such file or directory"));
+}
+
 TEST(GenerateProcess, BytesThatAreValidButOddAreAccepted) {
   const Finished done = run_program({tiny_args({})}, std::string_view("a\0b\x1b[31m\n", 9));
   EXPECT_EQ(done.code, kExitOk) << done.error;

@@ -165,16 +165,6 @@ TEST(ChatTemplate, NeedsTheFormatsControlTokens) {
   const auto ids = encode_chat(*tokenizer, ChatFormat::kLlama3, user);
   ASSERT_FALSE(ids.ok());
   EXPECT_EQ(ids.status().code(), StatusCode::kUnsupported);
-  EXPECT_TRUE(chat_end_tokens(*tokenizer, ChatFormat::kLlama3).empty());
-}
-
-TEST(ChatTemplate, KnowsTheTokensThatEndATurn) {
-  const auto q = qwen();
-  EXPECT_EQ(chat_end_tokens(*q, ChatFormat::kQwen3),
-            (std::vector<TokenId>{*q->find("<|im_end|>"), *q->find("<|endoftext|>")}));
-  const auto l = llama();
-  EXPECT_EQ(chat_end_tokens(*l, ChatFormat::kLlama3),
-            (std::vector<TokenId>{*l->find("<|eot_id|>"), *l->find("<|end_of_text|>")}));
 }
 
 TEST(ChatTemplate, RefusesIllFormedContent) {

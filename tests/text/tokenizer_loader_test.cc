@@ -284,6 +284,23 @@ TEST(TokenizerGguf, RefusesAnUnknownPreTokenizer) {
   EXPECT_EQ(other.load().status().code(), StatusCode::kUnsupported);
 }
 
+// A message goes to terminals and logs: nothing of the file gets there as it is.
+TEST(TokenizerGguf, WhatItQuotesFromTheFileIsOneHarmlessLine) {
+  const std::string hostile = "\x1b]0;owned\a\n\xff" + std::string(100'000, 'x');
+  GgufVocabulary pre;
+  pre.pre = hostile;
+  GgufVocabulary model;
+  model.model = hostile;
+  json document = gpt2_json();
+  document["decoder"]["type"] = "\x1b]0;owned\a\n" + std::string(100'000, 'x');
+  for (const Status& status : {pre.load().status(), model.load().status(),
+                               load_tokenizer_json(document.dump()).status()}) {
+    EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+    EXPECT_NE(status.message().find("'?]0;owned??"), std::string::npos) << status.message();
+    EXPECT_LT(status.message().size(), 500u);
+  }
+}
+
 TEST(TokenizerGguf, KnowsWhatAPreTokenizerNameImplies) {
   GgufVocabulary vocabulary;
   vocabulary.pre = "llama-bpe";
