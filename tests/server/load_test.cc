@@ -24,13 +24,12 @@ using testing::sse_events;
 using Json = nlohmann::json;
 using std::chrono::milliseconds;
 
+constexpr int kAborts = 2000;
 #ifdef SPIN_SANITIZED
-constexpr int kAborts = 200;
 constexpr int kStreams = 60;
 constexpr int kOutputs = 60;
 constexpr int kDeaf = 10;
 #else
-constexpr int kAborts = 2000;
 constexpr int kStreams = 200;
 constexpr int kOutputs = 600;
 constexpr int kDeaf = 40;
