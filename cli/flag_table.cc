@@ -342,9 +342,4 @@ std::vector<std::string> FlagTable::flag_names() const {
   return names;
 }
 
-bool FlagTable::was_given(std::string_view name) const {
-  return std::any_of(flags_.begin(), flags_.end(),
-                     [name](const Flag& flag) { return flag.name == name && flag.given; });
-}
-
 }  // namespace spin::cli

@@ -102,9 +102,6 @@ class FlagTable {
   // "--port", "--no-stream", ...: every spelling of every flag, in order.
   std::vector<std::string> flag_names() const;
 
-  // Whether the flag got its value from the command line or the environment.
-  bool was_given(std::string_view name) const;
-
  private:
   struct Flag {
     std::string name;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdlib>
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
@@ -60,10 +61,13 @@ LogLevel log_level(const CommandLine& line) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   const std::vector<std::string> args(argv + (argc > 0 ? 1 : 0), argv + argc);
   // NOLINTNEXTLINE(concurrency-mt-unsafe): no other thread runs yet
   const CommandLine line = parse_command_line(args, [](const char* name) { return getenv(name); });
   if (line.command == Command::kNone) return print_and_end(line);
   return run(line, log_level(line));
+} catch (const std::exception& error) {  // a library's, most likely memory
+  print_error(error.what());
+  return kExitFailure;
 }

@@ -12,6 +12,7 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include "base/start_thread.h"
 #include "cli/exit_codes.h"
 
 namespace spin::cli {
@@ -46,15 +47,18 @@ Result<std::unique_ptr<SignalWatcher>> SignalWatcher::start() {
     }
     return Status(StatusCode::kIoError, "the operating system refuses a signal descriptor");
   }
-  return std::unique_ptr<SignalWatcher>(new SignalWatcher(signal_fd, event_fd, stop_fd));
+  std::unique_ptr<SignalWatcher> watcher(new SignalWatcher(signal_fd, event_fd, stop_fd));
+  SPIN_RETURN_IF_ERROR(
+      base::start_thread(watcher->thread_, "signals", [raw = watcher.get()] { raw->run(); }));
+  return watcher;
 }
 
 SignalWatcher::SignalWatcher(int signal_fd, int event_fd, int stop_fd)
-    : signal_fd_(signal_fd), event_fd_(event_fd), stop_fd_(stop_fd), thread_([this] { run(); }) {}
+    : signal_fd_(signal_fd), event_fd_(event_fd), stop_fd_(stop_fd) {}
 
 SignalWatcher::~SignalWatcher() {
   raise_event(stop_fd_);
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
   for (const int fd : {signal_fd_, event_fd_, stop_fd_}) ::close(fd);
 }
 
@@ -64,6 +68,7 @@ void SignalWatcher::set_handler(std::function<void()> handler) {
 }
 
 void SignalWatcher::reset() {
+  const base::MutexLock lock(mutex_);
   pending_.store(0, std::memory_order_release);
   clear_event(event_fd_);
 }
@@ -82,10 +87,11 @@ void SignalWatcher::run() {
 }
 
 void SignalWatcher::on_signal(int signal) {
+  // Under the lock, so that reset() meets the number and the event both there or both not yet.
+  const base::MutexLock lock(mutex_);
   // _exit: destructors would wait for the very work that the user no longer wants to wait for.
   if (pending_.exchange(signal, std::memory_order_acq_rel) != 0) _exit(kExitSignalBase + signal);
   raise_event(event_fd_);
-  const base::MutexLock lock(mutex_);
   if (handler_) handler_();
 }
 

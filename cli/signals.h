@@ -22,7 +22,7 @@ class SignalWatcher {
  public:
   // Blocks both signals and ignores SIGPIPE (a write then fails with EPIPE).
   // Requires: called before any other thread starts, because threads inherit the mask.
-  // Errors: kIoError.
+  // Errors: kIoError, kResourceExhausted.
   static Result<std::unique_ptr<SignalWatcher>> start();
   ~SignalWatcher();
   SignalWatcher(const SignalWatcher&) = delete;
@@ -35,7 +35,7 @@ class SignalWatcher {
   // The signal that is pending, 0 for none.
   int pending() const { return pending_.load(std::memory_order_acquire); }
 
-  // Forgets the pending signal.
+  // Forgets the pending signal. Requires: not called by the handler.
   void reset();
 
   // Readable (poll) while a signal is pending. Not to be read from.

@@ -2,6 +2,7 @@
 // One turn against an engine that plays a script: what is written where, and what ends it.
 #include "cli/turn.h"
 
+#include <atomic>
 #include <csignal>
 #include <functional>
 #include <future>
@@ -12,6 +13,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include "cli/commands.h"
@@ -198,6 +200,25 @@ TEST_F(TurnTest, ARefusalIsReturned) {
   ProgressBar progress(STDERR_FILENO, false);
   const Result<Turn> turn = run_turn(engine, *signals_, progress, pipe_[1], GenerateRequest{});
   EXPECT_EQ(turn.status().param(), "prompt");
+}
+
+// watcher:  pending = SIGINT . . . . . event readable, handler called
+// test:                       reset()
+// The event must not stay readable without a pending signal: the next prompt would end at once.
+TEST(Signals, AResetInTheMiddleOfASignalForgetsAllOfIt) {
+  const Result<std::unique_ptr<SignalWatcher>> watcher = SignalWatcher::start();
+  ASSERT_TRUE(watcher.ok());
+  std::atomic<int> handled = 0;
+  (*watcher)->set_handler([&handled] { ++handled; });
+  for (int i = 1; i <= 500; ++i) {
+    ::kill(::getpid(), SIGINT);
+    while ((*watcher)->pending() == 0) {
+    }
+    (*watcher)->reset();
+    while (handled < i) std::this_thread::yield();
+    pollfd event = {(*watcher)->event_fd(), POLLIN, 0};
+    ASSERT_EQ(::poll(&event, 1, 0), 0) << "round " << i;
+  }
 }
 
 TEST_F(TurnTest, ASecondTurnAfterAnInterruptedOneRuns) {
