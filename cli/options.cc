@@ -2,6 +2,7 @@
 #include "cli/options.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include <fmt/format.h>
@@ -10,10 +11,13 @@
 #include "base/quote.h"
 #include "cli/exit_codes.h"
 #include "server/limits.h"
+#include "spin/sampling_limits.h"
 #include "spin/version.h"
 
 namespace spin::cli {
 namespace {
+
+namespace limits = sampling_limits;
 
 constexpr std::string_view kModelDefault = "from the model's generation_config.json, else ";
 constexpr size_t kMaxPathBytes = 4095;
@@ -111,13 +115,16 @@ std::optional<TokenId> parse_token_id(std::string_view text) {
 }
 
 std::string parse_logit_bias(std::string_view text, SamplingOverrides& sampling) {
-  constexpr std::string_view kExpected = "ID:BIAS with BIAS from -100 to 100, at most 1024 times";
+  const std::string expected =
+      fmt::format("ID:BIAS with BIAS from {} to {}, at most {} times", -limits::kMaxLogitBias,
+                  limits::kMaxLogitBias, limits::kMaxLogitBiasEntries);
   const size_t colon = text.find(':');
-  if (colon == std::string_view::npos) return std::string(kExpected);
+  if (colon == std::string_view::npos) return expected;
   const std::optional<TokenId> id = parse_token_id(text.substr(0, colon));
   const std::optional<double> bias = base::parse_double(text.substr(colon + 1));
-  if (!id || !bias || *bias < -100 || *bias > 100 || sampling.logit_bias.size() == 1024) {
-    return std::string(kExpected);
+  if (!id || !bias || !(std::abs(*bias) <= limits::kMaxLogitBias) ||
+      sampling.logit_bias.size() == limits::kMaxLogitBiasEntries) {
+    return expected;
   }
   sampling.logit_bias.emplace_back(*id, static_cast<float>(*bias));
   return "";
@@ -125,8 +132,8 @@ std::string parse_logit_bias(std::string_view text, SamplingOverrides& sampling)
 
 std::string parse_stop_token(std::string_view text, SamplingOverrides& sampling) {
   const std::optional<TokenId> id = parse_token_id(text);
-  if (!id || sampling.stop_token_ids.size() == 64) {
-    return "a token id below 2^32, at most 64 times";
+  if (!id || sampling.stop_token_ids.size() == limits::kMaxStopTokenIds) {
+    return fmt::format("a token id below 2^32, at most {} times", limits::kMaxStopTokenIds);
   }
   sampling.stop_token_ids.push_back(*id);
   return "";
@@ -137,7 +144,7 @@ void add_choosing_flags(FlagTable& table, SamplingOverrides& sampling) {
   const std::string one = model_default("1");
   const std::string off = model_default("0");
   table.add_real({"temperature", "X", "Below 1e-5: always the most likely token", one},
-                 sampling.temperature, {0, 2});
+                 sampling.temperature, {0, limits::kMaxTemperature});
   table.add_signed({"top-k", "N", "Only the N most likely tokens; 0 or -1: all", off},
                    sampling.top_k, -1, std::numeric_limits<int32_t>::max());
   table.add_real(
@@ -148,11 +155,14 @@ void add_choosing_flags(FlagTable& table, SamplingOverrides& sampling) {
       sampling.min_p, {0, 1});
   table.add_real({"repetition-penalty", "X",
                   "Above 1: tokens of prompt and output are less likely to come again", one},
-                 sampling.repetition_penalty, {0.01, 100});
+                 sampling.repetition_penalty,
+                 {limits::kMinRepetitionPenalty, limits::kMaxRepetitionPenalty});
   table.add_real({"presence-penalty", "X", "Taken off the logit of every token of the output", "0"},
-                 sampling.presence_penalty, {-2, 2});
+                 sampling.presence_penalty,
+                 {-limits::kMaxPresencePenalty, limits::kMaxPresencePenalty});
   table.add_real({"frequency-penalty", "X", "As above, times how often the token has come", "0"},
-                 sampling.frequency_penalty, {-2, 2});
+                 sampling.frequency_penalty,
+                 {-limits::kMaxPresencePenalty, limits::kMaxPresencePenalty});
   table.add_count({"seed", "N", "The same seed gives the same tokens", "a new one every time"},
                   sampling.seed, {});
   table.add_parsed({"logit-bias", "ID:BIAS", "Added to the logit of token ID", "none"},
@@ -168,9 +178,9 @@ void add_ending_flags(FlagTable& table, SamplingOverrides& sampling) {
   table.add_count({"min-tokens", "N", "No end token and no stop before so many tokens", "0"},
                   sampling.min_tokens, {0, 1ull << 27});
   table.add_texts({"stop", "TEXT", "Text that ends the output and is not printed", "none"},
-                  sampling.stop, {1, 1024, 16});
+                  sampling.stop, {1, limits::kMaxStopStringBytes, limits::kMaxStopStrings});
   table.add_parsed({"stop-token-ids", "ID", "Token that ends the output", "none"},
-                   "a token id, at most 64 times",
+                   fmt::format("a token id, at most {} times", limits::kMaxStopTokenIds),
                    [&sampling](std::string_view text) { return parse_stop_token(text, sampling); });
   table.add_switch({"include-stop-str-in-output", "", "Prints the stop text too"},
                    sampling.include_stop_str_in_output);

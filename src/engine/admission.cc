@@ -9,9 +9,12 @@
 #include <fmt/format.h>
 
 #include "base/utf8.h"
+#include "spin/sampling_limits.h"
 
 namespace spin::engine {
 namespace {
+
+using namespace sampling_limits;  // NOLINT(google-build-using-namespace): its constants
 
 Status invalid(std::string message, std::string_view param) {
   return Status(StatusCode::kInvalidArgument, std::move(message), std::string(param));
@@ -34,8 +37,9 @@ Status check_floats(const SamplingParams& params) {
     return invalid(fmt::format("top_p must be in (0, 1], found {}", params.top_p), "top_p");
   }
   SPIN_RETURN_IF_ERROR(check_range(params.min_p, 0, 1, "min_p"));
-  SPIN_RETURN_IF_ERROR(check_range(params.repetition_penalty, kMinRepetitionPenalty,
-                                   kMaxRepetitionPenalty, "repetition_penalty"));
+  SPIN_RETURN_IF_ERROR(check_range(params.repetition_penalty,
+                                   static_cast<float>(kMinRepetitionPenalty), kMaxRepetitionPenalty,
+                                   "repetition_penalty"));
   SPIN_RETURN_IF_ERROR(check_range(params.presence_penalty, -kMaxPresencePenalty,
                                    kMaxPresencePenalty, "presence_penalty"));
   return check_range(params.frequency_penalty, -kMaxPresencePenalty, kMaxPresencePenalty,

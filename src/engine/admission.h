@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every limit on a request, checked before anything exists for it. The one place that knows the
-// ranges of SamplingParams. Thread: pure functions.
+// Every limit on a request (the ranges of spin/sampling_limits.h among them), checked before
+// anything exists for it. Thread: pure functions.
 #pragma once
 
 #include <cstdint>
@@ -9,18 +9,6 @@
 #include "spin/status.h"
 
 namespace spin::engine {
-
-inline constexpr float kMaxTemperature = 2.0f;
-inline constexpr float kMinRepetitionPenalty = 0.01f;
-inline constexpr float kMaxRepetitionPenalty = 100.0f;
-inline constexpr float kMaxPresencePenalty = 2.0f;  // and its negative; frequency likewise
-inline constexpr float kMaxLogitBias = 100.0f;      // and its negative
-inline constexpr uint32_t kMaxChoices = 128;
-inline constexpr uint32_t kMaxTopLogprobs = 20;
-inline constexpr uint64_t kMaxStopStrings = 16;
-inline constexpr uint64_t kMaxStopStringBytes = 1024;
-inline constexpr uint64_t kMaxStopTokenIds = 64;
-inline constexpr uint64_t kMaxLogitBiasEntries = 1024;
 
 // What the engine can hold.
 struct RequestLimits {

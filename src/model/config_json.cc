@@ -13,6 +13,7 @@
 #include "model/json_fields.h"
 #include "model/model_config.h"
 #include "model/model_limits.h"
+#include "spin/sampling_limits.h"
 
 namespace spin::model {
 namespace {
@@ -246,10 +247,11 @@ Result<GenerationConfig> generation_config_from_json(std::string_view text) {
     const auto value = fields.optional_number(name, low, high);
     return value ? std::optional<float>(static_cast<float>(*value)) : std::nullopt;
   };
-  config.temperature = number("temperature", 0.0, 2.0);
+  config.temperature = number("temperature", 0.0, sampling_limits::kMaxTemperature);
   config.top_p = number("top_p", std::numeric_limits<float>::min(), 1.0);
   config.min_p = number("min_p", 0.0, 1.0);
-  config.repetition_penalty = number("repetition_penalty", 0.01, 100.0);
+  config.repetition_penalty = number("repetition_penalty", sampling_limits::kMinRepetitionPenalty,
+                                     sampling_limits::kMaxRepetitionPenalty);
   if (const auto top_k = fields.optional_integer("top_k", 0, kMaxVocabSize)) {
     config.top_k = static_cast<int64_t>(*top_k);
   }
