@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <ostream>
 #include <set>
 #include <string>
 #include <vector>
@@ -143,6 +144,10 @@ struct BadValue {
   const char* value;
   const char* range;
 };
+
+void PrintTo(const BadValue& bad, std::ostream* out) {
+  *out << bad.command << " --" << bad.flag << "=" << bad.value;
+}
 
 class BadValues : public ::testing::TestWithParam<BadValue> {};
 

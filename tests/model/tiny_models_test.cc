@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,8 @@ struct Case {
   std::string model;
   std::string format;  // "safetensors" or "gguf"
 };
+
+void PrintTo(const Case& one, std::ostream* out) { *out << one.model << " from " << one.format; }
 
 class TinyModel : public ::testing::TestWithParam<Case> {
  protected:

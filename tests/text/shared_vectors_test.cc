@@ -3,6 +3,7 @@
 // repository: these tests exist where shared/data/tokenizers lies beside the checkout, and are not
 // registered elsewhere. What must hold everywhere is in tokenizer_golden_test.cc.
 #include <filesystem>
+#include <ostream>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -25,6 +26,8 @@ struct VectorSet {
   std::string model;    // under shared/data/tokenizers
   std::string vectors;  // likewise, without .inp and .out
 };
+
+void PrintTo(const VectorSet& set, std::ostream* out) { *out << set.vectors; }
 
 std::vector<VectorSet> present_sets() {
   const std::vector<VectorSet> all = {
