@@ -150,10 +150,8 @@ Json report(const model::ModelFiles& files, const InspectOptions& options) {
     types[type] = {{"tensors", total.first}, {"bytes", total.second}};
   }
   out["types"] = types;
-  const std::string& tokenizer = options.tokenizer.empty() ? options.model : options.tokenizer;
-  // A .safetensors file has its tokenizer beside it.
-  const bool beside = options.tokenizer.empty() && files.path.kind != io::CheckpointKind::kGguf;
-  out["tokenizer"] = tokenizer_json(beside ? files.path.directory : tokenizer);
+  out["tokenizer"] =
+      tokenizer_json(options.tokenizer.empty() ? files.path.tokenizer : options.tokenizer);
   out["memory"] = memory_json(files.config, options);
   if (options.tensors) out["tensors"] = tensors_json(*files.source);
   return out;

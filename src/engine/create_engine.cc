@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <memory>
 #include <string>
-#include <system_error>
 #include <utility>
 
 #include <fmt/format.h>
@@ -49,18 +48,8 @@ std::string served_name(const EngineOptions& options) {
 
 Result<text::TokenizerBundle> load_tokenizer(const EngineOptions& options,
                                              const model::ModelFiles& files) {
-  if (!options.tokenizer.empty()) {
-    auto bundle = text::open_tokenizer(options.tokenizer);
-    if (!bundle.ok()) return bundle.status().with_context("tokenizer");
-    return bundle;
-  }
-  // A .safetensors file has its tokenizer beside it; directories and GGUF files have it inside.
-  std::error_code ignored;  // open_model has just read it
-  const bool is_directory = std::filesystem::is_directory(options.model, ignored);
-  const bool is_gguf = files.path.kind == io::CheckpointKind::kGguf;
-  const std::string& where =
-      is_directory ? options.model : (is_gguf ? files.path.file : files.path.directory);
-  auto bundle = text::open_tokenizer(where);
+  auto bundle =
+      text::open_tokenizer(options.tokenizer.empty() ? files.path.tokenizer : options.tokenizer);
   if (!bundle.ok()) return bundle.status().with_context("tokenizer");
   return bundle;
 }

@@ -69,7 +69,7 @@ std::vector<std::string> with_suffix(const std::vector<std::string>& names,
 Result<CheckpointPath> locate_in_directory(const std::string& directory) {
   SPIN_ASSIGN_OR_RETURN(const auto names, list(directory));
   const auto found = [&](CheckpointKind kind, std::string_view name) {
-    return CheckpointPath{kind, directory, directory + "/" + std::string(name)};
+    return CheckpointPath{kind, directory, directory + "/" + std::string(name), directory};
   };
   const auto has = [&](std::string_view name) {
     return std::binary_search(names.begin(), names.end(), name);
@@ -114,12 +114,12 @@ Result<CheckpointPath> locate_checkpoint(const std::string& path) {
   }
   const std::string parent = fs::path(path).parent_path().string();
   const std::string directory = parent.empty() ? "." : parent;
-  if (name.ends_with(".gguf")) return CheckpointPath{CheckpointKind::kGguf, directory, path};
+  if (name.ends_with(".gguf")) return CheckpointPath{CheckpointKind::kGguf, directory, path, path};
   if (name.ends_with(".safetensors")) {
-    return CheckpointPath{CheckpointKind::kSafetensorsFile, directory, path};
+    return CheckpointPath{CheckpointKind::kSafetensorsFile, directory, path, directory};
   }
   if (name.ends_with(".safetensors.index.json")) {
-    return CheckpointPath{CheckpointKind::kSafetensorsIndex, directory, path};
+    return CheckpointPath{CheckpointKind::kSafetensorsIndex, directory, path, directory};
   }
   if (is_pickle(name)) return pickle_refused(name);
   return Status(StatusCode::kUnsupported,

@@ -23,6 +23,9 @@ struct CheckpointPath {
   CheckpointKind kind = CheckpointKind::kSafetensorsFile;
   std::string directory;  // where config.json and tokenizer.json would lie
   std::string file;       // path of the file to open (of the index, if there is one)
+  // Where its tokenizer is: a GGUF file that was named itself has it inside, all others have it in
+  // `directory`.
+  std::string tokenizer;
 };
 
 // `path` is a .gguf file, a .safetensors file, or a directory with, in this order of preference,

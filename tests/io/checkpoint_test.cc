@@ -43,6 +43,17 @@ TEST(Checkpoint, OpensAFileOfEitherFormat) {
   EXPECT_EQ(located->directory, dir.path().string());
 }
 
+TEST(Checkpoint, OnlyAGgufFileThatWasNamedItselfHasItsTokenizerInside) {
+  TempDir dir;
+  const std::string path = dir.path().string();
+  dir.write("x.gguf", gguf_with("gguf"));
+  EXPECT_EQ(locate_checkpoint(path + "/x.gguf")->tokenizer, path + "/x.gguf");
+  EXPECT_EQ(locate_checkpoint(path)->tokenizer, path);
+  dir.write("model.safetensors", safetensors_with("single"));
+  EXPECT_EQ(locate_checkpoint(path)->tokenizer, path);
+  EXPECT_EQ(locate_checkpoint(path + "/model.safetensors")->tokenizer, path);
+}
+
 TEST(Checkpoint, PrefersTheIndexThenTheSingleFileThenTheOnlyOne) {
   TempDir dir;
   const std::string path = dir.path().string();
