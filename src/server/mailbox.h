@@ -21,12 +21,14 @@ class Mailbox {
   // arrange a call of run_all() on the I/O thread and return at once.
   explicit Mailbox(std::function<void()> wake) : wake_(std::move(wake)) {}
 
-  // Returns false after close().
+  // Returns false after close(). What `wake` throws is passed on; the box goes on working.
   bool post(Task task) {
     base::MutexLock lock(mutex_);
     if (closed_) return false;
+    // Woken first: if the wake-up fails (it allocates), the box is still empty and the next post
+    // wakes again; a wake-up without a task is harmless. run_all() cannot come between.
+    if (tasks_.empty()) wake_();
     tasks_.push_back(std::move(task));
-    if (tasks_.size() == 1) wake_();
     return true;
   }
 

@@ -2,6 +2,7 @@
 #include "server/shard.h"
 
 #include <algorithm>
+#include <exception>
 
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/post.hpp>
@@ -28,7 +29,19 @@ Shard::~Shard() {
 
 void Shard::start() {
   arm_sweep();
-  thread_ = std::thread([this] { io_.run(); });
+  thread_ = std::thread([this] { run(); });
+}
+
+// A handler that throws (std::bad_alloc, most likely) costs its connection and no other: nothing is
+// armed for it any more, so the sweep or the end of the client closes it.
+void Shard::run() {
+  for (;;) {
+    try {
+      io_.run();
+      return;
+    } catch (const std::exception&) {
+    }
+  }
 }
 
 void Shard::stop() {
@@ -48,8 +61,8 @@ void Shard::arm_sweep() {
   timer_.expires_after(sweep_interval_);
   timer_.async_wait([this](const boost::system::error_code& error) {
     if (error) return;
+    arm_sweep();  // first: a sweep that fails is not the last one
     sweep();
-    arm_sweep();
   });
 }
 

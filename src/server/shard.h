@@ -62,6 +62,7 @@ class Shard {
   void remove(const std::shared_ptr<Connection>& connection) { connections_.erase(connection); }
 
  private:
+  void run();
   void arm_sweep();
   void sweep();
 

@@ -2,6 +2,7 @@
 #include "server/worker_pool.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 namespace spin::server {
@@ -52,7 +53,10 @@ void WorkerPool::run() {
       task = std::move(tasks_.front());
       tasks_.pop_front();
     }
-    task();
+    try {
+      task();
+    } catch (const std::exception&) {  // std::bad_alloc, most likely: others go on being served
+    }
   }
 }
 

@@ -20,7 +20,8 @@ class WorkerPool {
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
-  // False when the queue is full or the pool has stopped; the task is then destroyed.
+  // False when the queue is full or the pool has stopped; the task is then destroyed. A task that
+  // throws ends alone.
   [[nodiscard]] bool try_post(Task task);
 
   // Drops what waits, finishes what runs; blocks.
