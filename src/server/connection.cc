@@ -47,7 +47,6 @@ Connection::Connection(asio::ip::tcp::socket socket, Shard& shard)
 }
 
 Connection::~Connection() {
-  release_body_charge();
   shard_.context().counters.connections_open.fetch_sub(1, std::memory_order_relaxed);
 }
 
@@ -73,7 +72,7 @@ void Connection::close() {
   state_ = State::kClosed;
   ErrorCode ignored;
   socket_.close(ignored);
-  release_body_charge();
+  body_charge_.release();
   shard_.remove(self);
   if (auto exchange = std::move(exchange_)) exchange->lose();
 }
@@ -237,21 +236,14 @@ bool Connection::consume(std::string_view& bytes) {
 
 bool Connection::charge_body(uint64_t bytes) {
   HttpContext& context = shard_.context();
-  body_charged_ += bytes;
-  return context.counters.body_bytes_pending.fetch_add(bytes, std::memory_order_relaxed) + bytes <=
-         context.limits.max_total_body_bytes;
-}
-
-void Connection::release_body_charge() {
-  shard_.context().counters.body_bytes_pending.fetch_sub(body_charged_, std::memory_order_relaxed);
-  body_charged_ = 0;
+  return body_charge_.add(bytes) <= context.limits.max_total_body_bytes;
 }
 
 void Connection::begin_request() {
   state_ = State::kIdle;
   parser_.emplace(shard_.context().limits.max_body_bytes);
   streaming_ = false;
-  release_body_charge();
+  body_charge_ = BodyCharge(shard_.context().counters.body_bytes_pending);
   set_deadline(shard_.context().limits.idle_timeout);
 }
 
@@ -279,7 +271,9 @@ void Connection::on_head() {
 void Connection::dispatch() {
   state_ = State::kHandling;
   exchange_ = std::make_shared<Exchange>(this, shard_.mailbox());
-  shard_.context().handler->handle(parser_->take_request(), exchange_);
+  HttpRequest request = parser_->take_request();
+  request.charge = std::move(body_charge_);
+  shard_.context().handler->handle(std::move(request), exchange_);
 }
 
 void Connection::fail_request(int status, std::string_view text) {
@@ -336,7 +330,7 @@ void Connection::end_stream() {
 void Connection::response_complete() {
   const auto self = shared_from_this();
   exchange_.reset();
-  release_body_charge();
+  body_charge_.release();
   if (keep_alive_) {
     begin_request();
     flush();

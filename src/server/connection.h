@@ -62,7 +62,6 @@ class Connection final : public Transport, public std::enable_shared_from_this<C
   void fail_request(int status, std::string_view text);
   void begin_request();
   void response_complete();
-  void release_body_charge();
   bool charge_body(uint64_t bytes);
 
   void flush();
@@ -90,7 +89,7 @@ class Connection final : public Transport, public std::enable_shared_from_this<C
   bool keep_alive_ = true;
   bool head_request_ = false;
   bool streaming_ = false;
-  uint64_t body_charged_ = 0;
+  BodyCharge body_charge_;
 
   Clock::time_point deadline_;
   Clock::time_point request_began_;

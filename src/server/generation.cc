@@ -98,6 +98,7 @@ void Generation::attach() {
 // --- Worker thread.
 
 void Generation::prepare(Api api, const std::string& body, std::string id_suffix) {
+  if (left()) return;  // before the work of reading a body that nobody waits for
   identity_.chat = api == kChat;
   identity_.id = (api == kChat ? "chatcmpl-" : "cmpl-") + std::move(id_suffix);
   identity_.created_unix_s = static_cast<int64_t>(std::time(nullptr));

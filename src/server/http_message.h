@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "server/body_charge.h"
+
 namespace spin::server {
 
 struct RequestHead {
@@ -38,6 +40,7 @@ struct RequestHead {
 struct HttpRequest {
   RequestHead head;
   std::string body;
+  BodyCharge charge;  // kept for as long as the body is
 };
 
 struct HttpResponse {

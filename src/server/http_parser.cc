@@ -337,7 +337,7 @@ size_t RequestParser::feed_body(std::string_view bytes) {
 }
 
 HttpRequest RequestParser::take_request() {
-  HttpRequest request{std::move(head_), std::move(body_)};
+  HttpRequest request{std::move(head_), std::move(body_), {}};
   return request;
 }
 

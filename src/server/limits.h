@@ -33,6 +33,9 @@ inline constexpr uint32_t kMaxJsonDepth = 64;
 inline constexpr uint64_t kMaxJsonValues = 4'000'000;
 inline constexpr uint64_t kMaxJsonMemoryBytes = 512ull << 20;
 
+// Freed memory is given back to the system after a body of at least this size.
+inline constexpr size_t kLargeBodyBytes = 1u << 20;
+
 // --- Requests.
 inline constexpr uint32_t kMaxChoices = 128;         // n
 inline constexpr uint64_t kMaxTotalChoices = 128;    // prompts x n

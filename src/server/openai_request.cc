@@ -381,9 +381,10 @@ Result<ApiRequest> parse_api_request(Api api,
     const Field* field = find_field(api, key);
     if (field == nullptr) {
       const std::string name = printable_name(key);
-      return Status(StatusCode::kInvalidArgument,
-                    fmt::format("{}{}`", name.empty() ? "unknown field" : "unknown field `", name),
-                    name);
+      return Status(
+          StatusCode::kInvalidArgument,
+          name.empty() ? std::string("unknown field") : fmt::format("unknown field `{}`", name),
+          name);
     }
     SPIN_RETURN_IF_ERROR(read_field(*field, value, read_context));
   }

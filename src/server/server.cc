@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "base/free_memory.h"
 #include "server/access_log.h"
 #include "server/api_error.h"
 #include "server/auth.h"
@@ -70,6 +71,15 @@ bool is_json_type(const std::string& value) {
   std::string_view name = std::string_view(parameters).substr(charset + 8);
   if (!name.empty() && name.front() == '"') name.remove_prefix(1);
   return name.starts_with("utf-8") || name.starts_with("utf8");
+}
+
+// Of a request that has been read. What a large one took, many times its size as a tree of values,
+// is given back to the system and not kept for the next one of its kind.
+void drop_body(std::string& body, BodyCharge& charge) {
+  const bool large = body.size() >= kLargeBodyBytes;
+  std::string().swap(body);
+  charge.release();
+  if (large) base::return_freed_memory();
 }
 
 const char* health_name(HealthState state) {
@@ -317,8 +327,10 @@ void Server::Impl::generate(Api api,
                                                  generation_counters_, request_id);
   generation->attach();
   const bool queued =
-      workers_.try_post([generation, api, body = std::move(request.body), id = new_id()]() mutable {
+      workers_.try_post([generation, api, body = std::move(request.body),
+                         charge = std::move(request.charge), id = new_id()]() mutable {
         generation->prepare(api, body, std::move(id));
+        drop_body(body, charge);
       });
   if (!queued) {
     HttpResponse response =
@@ -333,16 +345,20 @@ void Server::Impl::text_route(Api api,
                               std::shared_ptr<Exchange> exchange,
                               const std::string& request_id) {
   Engine& engine = *engine_.load();
-  const bool queued = workers_.try_post([&engine, api, exchange, request_id,
-                                         max_body = options_.limits.max_body_bytes,
-                                         body = std::move(request.body)] {
-    HttpResponse response = api == kTokenize ? answer_tokenize(engine, body, max_body)
-                                             : answer_detokenize(engine, body, max_body);
-    response.fields.emplace_back("X-Request-Id", request_id);
-    exchange->post([exchange, response = std::move(response)]() mutable {
-      exchange->respond(std::move(response));
-    });
-  });
+  auto left = std::make_shared<std::atomic<bool>>(false);
+  exchange->set_callbacks([left] { left->store(true); }, nullptr);
+  const bool queued = workers_.try_post(
+      [&engine, api, exchange, left, request_id, max_body = options_.limits.max_body_bytes,
+       body = std::move(request.body), charge = std::move(request.charge)]() mutable {
+        if (left->load()) return;
+        HttpResponse response = api == kTokenize ? answer_tokenize(engine, body, max_body)
+                                                 : answer_detokenize(engine, body, max_body);
+        drop_body(body, charge);
+        response.fields.emplace_back("X-Request-Id", request_id);
+        exchange->post([exchange, response = std::move(response)]() mutable {
+          exchange->respond(std::move(response));
+        });
+      });
   if (!queued) {
     HttpResponse response =
         error_response({429, "too many requests are waiting; try again later", "", "overloaded"});
