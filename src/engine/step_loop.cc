@@ -99,19 +99,21 @@ void StepLoop::end_request(Request& request, FinishReason reason) {
   }
 }
 
-// The end of a choice: pages first, then the news, so that whoever hears of it sees them returned.
+// The end of a choice. The news is put down before anything changes, because that may run out of
+// memory and a choice without it would never end; it is handed over after the step, when the pages
+// have been returned.
 void StepLoop::release(Ref ref, FinishReason reason) {
-  Choice& choice = ref.get();
-  choice.phase.advance(Phase::kFinished);
-  if (choice.sequence) parts_.runner->close_sequence(*choice.sequence);
-  choice.sequence.reset();
-  --ref.request->open_choices;
   StepEvent event = make_event(EventKind::kReleased, ref);
   event.finish = reason;
   if (reason == FinishReason::kAborted || reason == FinishReason::kError) {
     event.status = ref.request->failure;
   }
   events_.push_back(std::move(event));
+  Choice& choice = ref.get();
+  choice.phase.advance(Phase::kFinished);
+  if (choice.sequence) parts_.runner->close_sequence(*choice.sequence);
+  choice.sequence.reset();
+  --ref.request->open_choices;
 }
 
 // Drops what is finished from the lists, before its events are handed over and it may vanish.
