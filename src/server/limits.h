@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every limit on a length, a count, a depth or a duration of the HTTP front end, in one place. The
-// table in docs/serving.md repeats it; tests/server/limits_test.cc tries most of them at the limit
-// and one above. Thread: constants and plain data.
+// table in docs/serving.md repeats it; tests/server tries most of them at the limit and one above.
+// Thread: constants and plain data.
 #pragma once
 
 #include <chrono>
