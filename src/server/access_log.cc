@@ -3,12 +3,14 @@
 
 #include <utility>
 
+#include "base/start_thread.h"
 #include "server/limits.h"
 
 namespace spin::server {
 
-AccessLog::AccessLog(std::function<void(std::string_view)> write) : write_(std::move(write)) {
-  if (write_) thread_ = std::thread([this] { run(); });
+Status AccessLog::start() {
+  if (!write_) return ok_status();
+  return base::start_thread(thread_, "the access log", [this] { run(); });
 }
 
 AccessLog::~AccessLog() {

@@ -8,19 +8,24 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/mutex.h"
+#include "spin/status.h"
 
 namespace spin::server {
 
 class AccessLog {
  public:
   // `write` is called on the log's own thread; null: nothing is logged.
-  explicit AccessLog(std::function<void(std::string_view)> write);
+  explicit AccessLog(std::function<void(std::string_view)> write) : write_(std::move(write)) {}
   ~AccessLog();  // writes what is queued
   AccessLog(const AccessLog&) = delete;
   AccessLog& operator=(const AccessLog&) = delete;
+
+  // Once, before the first line. Errors: kResourceExhausted.
+  Status start();
 
   bool enabled() const { return write_ != nullptr; }
   // Drops the line, and counts it, when the queue is full.

@@ -2,10 +2,12 @@
 #include "server/connection.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/post.hpp>
+#include <fmt/format.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -25,16 +27,6 @@ constexpr size_t kCompactBytes = 64u << 10;
 
 bool would_block(const ErrorCode& error) {
   return error == asio::error::would_block || error == asio::error::try_again;
-}
-
-std::string chunk_header(size_t bytes) {
-  static constexpr char kHex[] = "0123456789abcdef";
-  std::string digits;
-  do {
-    digits.insert(digits.begin(), kHex[bytes % 16]);
-    bytes /= 16;
-  } while (bytes > 0);
-  return digits + "\r\n";
 }
 
 }  // namespace
@@ -312,7 +304,7 @@ void Connection::begin_stream(const HttpResponse& head) {
 void Connection::write(std::string_view bytes) {
   if (state_ == State::kClosed || bytes.empty()) return;
   if (version_ >= 11) {
-    out_ += chunk_header(bytes.size());
+    fmt::format_to(std::back_inserter(out_), "{:x}\r\n", bytes.size());
     out_ += bytes;
     out_ += "\r\n";
   } else {

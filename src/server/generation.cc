@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "base/checked_math.h"
+#include "base/memory_guard.h"
 
 namespace spin::server {
 
@@ -68,8 +69,6 @@ void merge(OutputDelta& into, OutputDelta delta) {
   }
 }
 
-ApiError request_error(const Status& status) { return api_error(status); }
-
 }  // namespace
 
 Generation::Generation(Engine& engine,
@@ -103,7 +102,12 @@ void Generation::prepare(Api api, const std::string& body, std::string id_suffix
   identity_.id = (api == kChat ? "chatcmpl-" : "cmpl-") + std::move(id_suffix);
   identity_.created_unix_s = static_cast<int64_t>(std::time(nullptr));
   identity_.model = engine_.model_info().name;
-  const auto error = parse_and_submit(api, body);
+  std::optional<ApiError> error;
+  const Status memory = base::guard_memory("reading the request", [&] {
+    error = parse_and_submit(api, body);
+    return ok_status();
+  });
+  if (!memory.ok()) error = api_error(memory);
   if (!error) return;
   cancel_all();
   exchange_->post([self = shared_from_this(), error = *error] { self->fail(error); });
@@ -114,7 +118,7 @@ std::optional<ApiError> Generation::parse_and_submit(Api api, const std::string&
   const RequestContext context{engine_.default_sampling(), model.vocab_size,
                                limits_.max_body_bytes};
   auto parsed = parse_api_request(api, body, context);
-  if (!parsed.ok()) return request_error(parsed.status());
+  if (!parsed.ok()) return api_error(parsed.status());
   request_ = std::move(parsed).value();
   if (!request_.model.empty() && request_.model != model.name) {
     return ApiError{404, "the model does not exist; GET /v1/models names the one served", "model",
@@ -130,7 +134,7 @@ std::optional<ApiError> Generation::make_tokens() {
   if (request_.api == kChat) {
     auto ids = engine_.encode_chat(request_.messages, request_.chat);
     if (!ids.ok()) {
-      ApiError error = request_error(ids.status());
+      ApiError error = api_error(ids.status());
       if (error.param.empty()) error.param = "messages";
       return error;
     }
@@ -140,7 +144,7 @@ std::optional<ApiError> Generation::make_tokens() {
     if (prompt.is_text) {
       auto ids = engine_.tokenize(prompt.text, request_.add_special_tokens);
       if (!ids.ok()) {
-        ApiError error = request_error(ids.status());
+        ApiError error = api_error(ids.status());
         if (error.param.empty()) error.param = "prompt";
         return error;
       }
@@ -155,7 +159,7 @@ std::optional<ApiError> Generation::make_tokens() {
       prompt.text.shrink_to_fit();
     } else if (!prompt.is_text) {
       auto text = engine_.detokenize(prompt.ids, false);
-      if (!text.ok()) return request_error(text.status());
+      if (!text.ok()) return api_error(text.status());
       prompt.text = std::move(text).value();
     }
   }
@@ -221,7 +225,7 @@ std::optional<ApiError> Generation::submit_all() {
     }
     auto id =
         engine_.submit(std::move(request), std::make_shared<GenerationSink>(shared_from_this(), i));
-    if (!id.ok()) return request_error(id.status());
+    if (!id.ok()) return api_error(id.status());
     if (!keep_or_cancel(*id)) return std::nullopt;  // the client has left: nobody to answer
   }
   return std::nullopt;
@@ -384,7 +388,7 @@ void Generation::collect(Choice& choice, OutputDelta delta) {
 
 void Generation::on_end(size_t /*prompt*/, RequestResult result) {
   if (done_) return;
-  if (!result.status.ok()) return fail(request_error(result.status));
+  if (!result.status.ok()) return fail(api_error(result.status));
   usage_.prompt_tokens += result.usage.prompt_tokens;
   if (!request_.echo_only) usage_.completion_tokens += result.usage.completion_tokens;
   if (--ends_left_ == 0) complete();

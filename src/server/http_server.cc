@@ -47,10 +47,11 @@ class HttpServer::Impl {
 
   Status listen(const std::string& host, uint16_t port);
 
-  void start() {
+  Status start() {
     started_ = true;
     accept();  // before the thread runs, so no other thread touches the acceptor
-    for (auto& shard : shards_) shard->start();
+    for (auto& shard : shards_) SPIN_RETURN_IF_ERROR(shard->start());
+    return ok_status();
   }
 
   void begin_drain() { context_.draining.store(true, std::memory_order_relaxed); }
@@ -161,7 +162,7 @@ HttpServer::~HttpServer() { stop(); }
 Status HttpServer::listen(const std::string& host, uint16_t port) {
   return impl_->listen(host, port);
 }
-void HttpServer::start() { impl_->start(); }
+Status HttpServer::start() { return impl_->start(); }
 void HttpServer::begin_drain() { impl_->begin_drain(); }
 void HttpServer::close_idle() { impl_->close_idle(); }
 void HttpServer::stop() { impl_->stop(); }

@@ -28,7 +28,8 @@ class HttpServer {
   // system's queue until start(). Errors: kInvalidArgument (not an address), kIoError (port in
   // use, no permission).
   Status listen(const std::string& host, uint16_t port);
-  void start();
+  // Errors: kResourceExhausted; stop() ends what was started.
+  Status start();
   // Responses written from now on close their connection; new connections are still accepted, so
   // that their requests can be answered with 503.
   void begin_drain();

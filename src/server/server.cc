@@ -3,13 +3,15 @@
 
 #include <array>
 #include <atomic>
+#include <exception>
 #include <optional>
-#include <random>
 #include <thread>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include "base/counter_rng.h"
+#include "base/entropy.h"
 #include "base/free_memory.h"
 #include "server/access_log.h"
 #include "server/api_error.h"
@@ -29,21 +31,6 @@ namespace spin::server {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-std::string hex16(uint64_t value) {
-  static constexpr char kHex[] = "0123456789abcdef";
-  std::string out(16, '0');
-  for (int i = 15; i >= 0; --i, value >>= 4) out[static_cast<size_t>(i)] = kHex[value & 15];
-  return out;
-}
-
-// One of SplitMix64's outputs: distinct for distinct inputs.
-uint64_t mix(uint64_t x) {
-  x += 0x9E3779B97F4A7C15ull;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-  return x ^ (x >> 31);
-}
 
 // The client's x-request-id if it is fit for headers and logs, else "".
 std::string usable_request_id(const RequestHead& head) {
@@ -82,6 +69,14 @@ void drop_body(std::string& body, BodyCharge& charge) {
   if (large) base::return_freed_memory();
 }
 
+// The workers' queue is full.
+void refuse_overload(Exchange& exchange, const std::string& request_id) {
+  HttpResponse response =
+      error_response({429, "too many requests are waiting; try again later", "", "overloaded"});
+  response.fields.emplace_back("X-Request-Id", request_id);
+  exchange.respond(std::move(response));
+}
+
 const char* health_name(HealthState state) {
   switch (state) {
     case HealthState::kLoading:
@@ -108,16 +103,17 @@ class Server::Impl final : public HttpHandler {
       : options_(options),
         authorizer_(options.api_keys),
         log_(options.access_log),
-        id_seed_((uint64_t{std::random_device()()} << 32) ^ std::random_device()()),
-        workers_(options.worker_threads, options.limits.max_pending_requests),
+        id_seed_(base::system_entropy()),
+        workers_(options.limits.max_pending_requests),
         http_(*this, options.limits, options.io_threads) {}
 
   ~Impl() override { stop(); }
 
   Status start() {
     SPIN_RETURN_IF_ERROR(http_.listen(options_.host, options_.port));
-    http_.start();
-    return ok_status();
+    SPIN_RETURN_IF_ERROR(log_.start());
+    SPIN_RETURN_IF_ERROR(workers_.start(options_.worker_threads));
+    return http_.start();
   }
 
   void stop() {
@@ -176,7 +172,8 @@ class Server::Impl final : public HttpHandler {
   HttpResponse metrics();
   std::string new_id() {
     const uint64_t number = id_counter_.fetch_add(1, std::memory_order_relaxed);
-    return hex16(mix(id_seed_)) + hex16(mix(id_seed_ ^ (number + 1)));
+    return fmt::format("{:016x}{:016x}", base::mix64(id_seed_),
+                       base::mix64(id_seed_ ^ (number + 1)));
   }
 };
 
@@ -332,12 +329,7 @@ void Server::Impl::generate(Api api,
         generation->prepare(api, body, std::move(id));
         drop_body(body, charge);
       });
-  if (!queued) {
-    HttpResponse response =
-        error_response({429, "too many requests are waiting; try again later", "", "overloaded"});
-    response.fields.emplace_back("X-Request-Id", request_id);
-    exchange->respond(std::move(response));
-  }
+  if (!queued) refuse_overload(*exchange, request_id);
 }
 
 void Server::Impl::text_route(Api api,
@@ -359,12 +351,7 @@ void Server::Impl::text_route(Api api,
           exchange->respond(std::move(response));
         });
       });
-  if (!queued) {
-    HttpResponse response =
-        error_response({429, "too many requests are waiting; try again later", "", "overloaded"});
-    response.fields.emplace_back("X-Request-Id", request_id);
-    exchange->respond(std::move(response));
-  }
+  if (!queued) refuse_overload(*exchange, request_id);
 }
 
 HttpResponse Server::Impl::answer_get(const RouteInfo& route, const RequestHead& head) {
@@ -465,9 +452,14 @@ Result<std::unique_ptr<Server>> Server::start(const ServerOptions& options) {
                     fmt::format("an API key must have 1 to {} bytes", kMaxApiKeyBytes), "api_key");
     }
   }
-  auto impl = std::make_unique<Impl>(options);
-  SPIN_RETURN_IF_ERROR(impl->start());
-  return std::unique_ptr<Server>(new Server(std::move(impl)));
+  try {
+    auto impl = std::make_unique<Impl>(options);
+    SPIN_RETURN_IF_ERROR(impl->start());
+    return std::unique_ptr<Server>(new Server(std::move(impl)));
+  } catch (const std::exception& error) {  // Asio's, out of descriptors or memory
+    return Status(StatusCode::kResourceExhausted,
+                  fmt::format("cannot start the server: {}", error.what()));
+  }
 }
 
 void Server::attach(Engine& engine) { impl_->engine_.store(&engine); }

@@ -28,7 +28,8 @@ struct ServerStats {
 
 class Server {
  public:
-  // Errors: kIoError with param "port" (in use, not permitted), kInvalidArgument.
+  // Errors: kIoError with param "port" (in use, not permitted), kInvalidArgument,
+  // kResourceExhausted (threads, descriptors).
   static Result<std::unique_ptr<Server>> start(const ServerOptions& options);
 
   ~Server();  // as stop()

@@ -7,6 +7,7 @@
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/post.hpp>
 
+#include "base/start_thread.h"
 #include "server/connection.h"
 
 namespace spin::server {
@@ -27,9 +28,9 @@ Shard::~Shard() {
   mailbox_->close();
 }
 
-void Shard::start() {
+Status Shard::start() {
   arm_sweep();
-  thread_ = std::thread([this] { run(); });
+  return base::start_thread(thread_, "connections", [this] { run(); });
 }
 
 // A handler that throws (std::bad_alloc, most likely) costs its connection and no other: nothing is

@@ -17,6 +17,7 @@
 #include "server/exchange.h"
 #include "server/limits.h"
 #include "server/mailbox.h"
+#include "spin/status.h"
 
 namespace spin::server {
 
@@ -47,8 +48,8 @@ class Shard {
   explicit Shard(HttpContext& context);
   ~Shard();
 
-  // Thread: any. Starts the thread.
-  void start();
+  // Thread: any. Starts the thread. Errors: kResourceExhausted.
+  Status start();
   // Thread: any. Closes all connections and ends the thread; blocks.
   void stop();
 

@@ -5,15 +5,19 @@
 #include <exception>
 #include <utility>
 
+#include "base/start_thread.h"
+
 namespace spin::server {
 
-WorkerPool::WorkerPool(uint32_t threads, uint32_t max_queued) : max_queued_(max_queued) {
-  for (uint32_t i = 0; i < std::max(threads, 1u); ++i) {
-    threads_.emplace_back([this] { run(); });
-  }
-}
-
 WorkerPool::~WorkerPool() { stop(); }
+
+Status WorkerPool::start(uint32_t threads) {
+  for (uint32_t i = 0; i < std::max(threads, 1u); ++i) {
+    SPIN_RETURN_IF_ERROR(
+        base::start_thread(threads_.emplace_back(), "request bodies", [this] { run(); }));
+  }
+  return ok_status();
+}
 
 bool WorkerPool::try_post(Task task) {
   {

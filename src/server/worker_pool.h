@@ -10,15 +10,19 @@
 
 #include "base/mutex.h"
 #include "server/task.h"
+#include "spin/status.h"
 
 namespace spin::server {
 
 class WorkerPool {
  public:
-  WorkerPool(uint32_t threads, uint32_t max_queued);
+  explicit WorkerPool(uint32_t max_queued) : max_queued_(max_queued) {}
   ~WorkerPool();  // as stop()
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
+
+  // Once. Errors: kResourceExhausted (stop() ends those that were started).
+  Status start(uint32_t threads);
 
   // False when the queue is full or the pool has stopped; the task is then destroyed. A task that
   // throws ends alone.

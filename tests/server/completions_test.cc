@@ -236,6 +236,9 @@ TEST(Completions, ErrorsBeforeTheFirstTokenHaveTheirOwnStatus) {
     EXPECT_EQ(full.status, 429);
     EXPECT_EQ(full.fields.count("retry-after"), 1u);
     EXPECT_EQ(full.body.find("0x"), std::string::npos);
+    const auto memory =
+        fixture.post("/v1/completions", {{"prompt", "exhaust"}, {"stream", stream}});
+    EXPECT_EQ(memory.status, 429);
     // A fault of the server's own is the one case that is not the request's.
     const auto fault = fixture.post("/v1/completions", {{"prompt", "fault"}, {"stream", stream}});
     EXPECT_EQ(fault.status, 500);

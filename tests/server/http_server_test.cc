@@ -37,7 +37,7 @@ TEST(HttpServer, AHandlerThatRunsOutOfMemoryCostsItsOwnConnectionOnly) {
   ThrowingHandler handler;
   HttpServer server(handler, {}, 1);
   ASSERT_TRUE(server.listen("127.0.0.1", 0).ok());
-  server.start();
+  ASSERT_TRUE(server.start().ok());
   testing::RawClient neighbour(server.port());
   ASSERT_TRUE(neighbour.send(testing::get_text("/")));
   EXPECT_EQ(neighbour.read_response().status, 200);
@@ -53,7 +53,8 @@ TEST(HttpServer, AHandlerThatRunsOutOfMemoryCostsItsOwnConnectionOnly) {
 }
 
 TEST(WorkerPool, ATaskThatThrowsEndsAlone) {
-  WorkerPool pool(1, 16);
+  WorkerPool pool(16);
+  ASSERT_TRUE(pool.start(1).ok());
   std::atomic<int> ran = 0;
   ASSERT_TRUE(pool.try_post(Task([] { throw std::bad_alloc(); })));
   ASSERT_TRUE(pool.try_post(Task([&ran] { ++ran; })));

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <new>
 #include <utility>
 
 namespace spin::server {
@@ -65,6 +66,7 @@ Result<std::vector<TokenId>> ScriptedEngine::tokenize(std::string_view text, boo
   if (const double seconds = tokenize_s_; seconds > 0) {
     std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
   }
+  if (text == "exhaust") throw std::bad_alloc();
   std::vector<TokenId> ids;
   for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
   return ids;

@@ -4,7 +4,8 @@
 // errors, stalls, floods.
 //
 // Prompts: "refuse" submit() fails with kInvalidArgument; "full" with kResourceExhausted; "fault"
-// ends with kInternal before the first token; "break" after three tokens; anything else generates.
+// ends with kInternal before the first token; "exhaust" runs out of memory in tokenize(); "break"
+// after three tokens; anything else generates.
 //
 // Thread: as Engine.
 #pragma once
