@@ -74,11 +74,14 @@ std::function<std::string(std::string_view)> setter(T& target, std::string expec
 }
 
 std::string text_range(TextRule rule) {
-  return fmt::format("text of {} to {} bytes", rule.min_bytes, rule.max_bytes);
+  return fmt::format("text of {} to {} {}", rule.min_bytes, rule.max_bytes,
+                     rule.in_header ? "printable ASCII characters without spaces" : "bytes");
 }
 
 bool fits(std::string_view text, TextRule rule) {
-  return text.size() >= rule.min_bytes && text.size() <= rule.max_bytes;
+  if (text.size() < rule.min_bytes || text.size() > rule.max_bytes) return false;
+  return !rule.in_header ||
+         std::all_of(text.begin(), text.end(), [](char c) { return c > ' ' && c < '\x7F'; });
 }
 
 std::string found(std::string_view expected, std::string_view text) {
@@ -291,7 +294,8 @@ Status FlagTable::parse_arguments(std::span<const std::string> args) {
   } catch (const CLI::CallForHelp&) {
     return Status(StatusCode::kCancelled, "help");
   } catch (const CLI::Error& error) {
-    return Status(StatusCode::kInvalidArgument, error.what());
+    // It repeats the arguments as they are.
+    return Status(StatusCode::kInvalidArgument, base::printable_text(error.what()));
   }
   return ok_status();
 }

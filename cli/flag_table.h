@@ -49,7 +49,8 @@ struct RealRange {
 struct TextRule {
   size_t min_bytes = 0;
   size_t max_bytes = 1u << 20;
-  size_t max_count = 1;  // of a repeatable flag
+  size_t max_count = 1;    // of a repeatable flag
+  bool in_header = false;  // printable ASCII without spaces, as a header field can carry it
 };
 
 class FlagTable {

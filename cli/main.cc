@@ -62,6 +62,7 @@ LogLevel log_level(const CommandLine& line) {
 }  // namespace
 
 int main(int argc, char** argv) try {
+  secure_standard_streams();
   const std::vector<std::string> args(argv + (argc > 0 ? 1 : 0), argv + argc);
   // NOLINTNEXTLINE(concurrency-mt-unsafe): no other thread runs yet
   const CommandLine line = parse_command_line(args, [](const char* name) { return getenv(name); });

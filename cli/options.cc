@@ -299,13 +299,13 @@ FlagTable serve_flags(ServeOptions& options) {
   table.add_texts(
       {"api-key", "KEY", "Key that clients must send as a bearer token (all routes but /health)",
        "no key is asked for"},
-      options.api_keys, {1, server::kMaxApiKeyBytes, 64});
+      options.api_keys, {1, server::kMaxApiKeyBytes, 64, true});
   table.refuse_empty_environment();
   table.add_texts({"allowed-host", "NAME",
                    "Further name that clients may use in the Host field while the server listens "
                    "on a loopback address",
                    "localhost and loopback addresses only"},
-                  options.allowed_hosts, {1, 255, 64});
+                  options.allowed_hosts, {1, 255, 64, true});
   table.add_count({"max-body-bytes", "BYTES", "Largest request body; more is status 413"},
                   options.max_body_bytes, {1024, 1ull << 30});
   table.add_count({"max-connections", "N", "Connections open at the same time"},

@@ -10,6 +10,7 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include "base/quote.h"
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
 #include "cli/progress_bar.h"
@@ -58,7 +59,7 @@ std::string ready_line(const ModelInfo& info) {
   return fmt::format(
       "ready: model {} ({}), dtype {}, KV cache of {} tokens ({}), at most {} tokens per request, "
       "{} threads, chat format {}\n",
-      info.name, info.architecture, info.dtype, info.kv_capacity_tokens,
+      base::printable_text(info.name), info.architecture, info.dtype, info.kv_capacity_tokens,
       bytes_text(info.kv_cache_bytes), info.max_model_len, info.threads, info.chat_format);
 }
 

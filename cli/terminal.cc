@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cerrno>
+#include <csignal>
 #include <cstddef>
 
 #include <fcntl.h>
@@ -43,6 +44,15 @@ Result<bool> read_some(int fd, int cancel_fd, std::string& out) {
 }
 
 }  // namespace
+
+void secure_standard_streams() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;
+    // The lowest free number is `fd`, since those below are taken by now.
+    ::open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+  }
+  std::signal(SIGPIPE, SIG_IGN);
+}
 
 bool is_terminal(int fd) { return ::isatty(fd) == 1; }
 

@@ -11,6 +11,11 @@
 
 namespace spin::cli {
 
+// Call first. Descriptors 0 to 2 that the caller has closed are taken by placeholders that cannot
+// be read or written: a socket or file opened later would get the number and, with it, the
+// program's output, or be read as its input. SIGPIPE is ignored: a write then fails with EPIPE.
+void secure_standard_streams();
+
 bool is_terminal(int fd);
 
 // Writes all of `text`. Errors: kIoError; the message says so when the reader has gone (EPIPE).

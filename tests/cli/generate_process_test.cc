@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
+#include <unistd.h>
 
 #include "cli/exit_codes.h"
 #include "tests/cli/program.h"
@@ -195,6 +196,29 @@ TEST(GenerateProcess, AFullDiskIsAnError) {
   const Finished done = run_program(setup);
   EXPECT_EQ(done.code, kExitFailure);
   EXPECT_THAT(done.error, HasSubstr("standard output: no space left"));
+}
+
+// Without placeholders the program's own descriptors get the free numbers: it would wait for a
+// prompt from one of them, or write its text into a file or a socket.
+TEST(GenerateProcess, ClosedStandardStreamsAreNotMistakenForOtherFiles) {
+  const auto run = [](std::vector<std::string> more, std::vector<int> closed) {
+    Program::Setup setup{tiny_args(std::move(more))};
+    setup.closed = std::move(closed);
+    return run_program(setup);
+  };
+  const Finished usual = run({"--prompt", "Hello"}, {});
+  ASSERT_EQ(usual.code, kExitOk) << usual.error;
+  const Finished no_input = run({}, {STDIN_FILENO});
+  EXPECT_EQ(no_input.code, kExitFailure);
+  EXPECT_THAT(no_input.error, HasSubstr("standard input: reading failed"));
+  const Finished no_output = run({"--prompt", "Hello"}, {STDOUT_FILENO});
+  EXPECT_EQ(no_output.code, kExitFailure);
+  EXPECT_THAT(no_output.error, HasSubstr("standard output: writing failed"));
+  const Finished no_error = run({"--prompt", "Hello", "--stats", "json"}, {STDERR_FILENO});
+  EXPECT_EQ(no_error.code, kExitOk);
+  EXPECT_EQ(no_error.output, usual.output);
+  EXPECT_EQ(run({"--prompt", "Hello"}, {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}).code,
+            kExitFailure);
 }
 
 TEST(GenerateProcess, APromptThatIsNotUtf8IsRefusedBeforeTheModelIsLoaded) {

@@ -264,6 +264,29 @@ TEST(Options, AnEmptyApiKeyIsRefused) {
   EXPECT_THAT(refusal({"serve", "m"}, {{"SPIN_API_KEY", ""}}), HasSubstr("SPIN_API_KEY"));
 }
 
+// No client could ever send such a key or name, so the server would shut everybody out; a key read
+// from a file often ends in a newline.
+TEST(Options, TextsThatNoHeaderCanCarryAreRefused) {
+  for (const char* text : {"key\n", "a b", "a\r\nb", "\xC3\xA9", "\x1b", "\x7f"}) {
+    for (const char* flag : {"--api-key", "--allowed-host"}) {
+      EXPECT_THAT(refusal({"serve", "m", flag, text}), HasSubstr("without spaces"));
+    }
+    EXPECT_THAT(refusal({"serve", "m"}, {{"SPIN_API_KEY", text}}), HasSubstr("SPIN_API_KEY"));
+  }
+  EXPECT_THAT(serve({"--api-key", "!~sk-Aa0_+/="}).api_keys, ElementsAre("!~sk-Aa0_+/="));
+}
+
+TEST(Options, NoRefusalRepeatsControlCharacters) {
+  for (const std::vector<std::string>& args :
+       std::vector<std::vector<std::string>>{{"serve", "--no\x1b[31m\n"},
+                                             {"serve", "m", "ex\x1b[31mtra"},
+                                             {"serve", "m", "--port", "\x1b[31m"},
+                                             {"serve", "m", "--log-level", "\x1b[31m"},
+                                             {"com\x1b[31mmand"}}) {
+    EXPECT_EQ(refusal(args).find('\x1b'), std::string::npos) << args.back();
+  }
+}
+
 TEST(Options, RulesBetweenFlags) {
   EXPECT_THAT(refusal({"generate", "--model", "m", "--prompt", "a", "--prompt-file", "b"}),
               HasSubstr("exclude each other"));

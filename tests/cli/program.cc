@@ -91,6 +91,7 @@ void Program::start(const Setup& setup, const int in[2], const int out[2], const
     posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, setup.stdout_path.c_str(), O_WRONLY,
                                      0);
   }
+  for (const int fd : setup.closed) posix_spawn_file_actions_addclose(&actions, fd);
   std::vector<std::string> args = setup.args;
   args.insert(args.begin(), SPIN_PROGRAM);
   std::vector<std::string> environment = environment_of(setup);

@@ -18,6 +18,7 @@ class Program {
     std::vector<std::string> args;
     std::map<std::string, std::string> environment = {};  // besides the test's own, less SPIN_*
     std::string stdout_path = {};                         // empty: a pipe
+    std::vector<int> closed = {};                         // of descriptors 0 to 2: not there
     bool terminal = false;                                // stdin and stderr are a pseudo terminal
   };
 
