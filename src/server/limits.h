@@ -36,14 +36,8 @@ inline constexpr uint64_t kMaxJsonMemoryBytes = 512ull << 20;
 // Freed memory is given back to the system after a body of at least this size.
 inline constexpr size_t kLargeBodyBytes = 1u << 20;
 
-// --- Requests.
-inline constexpr uint32_t kMaxChoices = 128;         // n
-inline constexpr uint64_t kMaxTotalChoices = 128;    // prompts x n
-inline constexpr uint32_t kMaxLogprobs = 20;         // logprobs, top_logprobs
-inline constexpr size_t kMaxStopStrings = 16;        // stop
-inline constexpr size_t kMaxStopStringBytes = 1024;  // each
-inline constexpr size_t kMaxStopTokenIds = 64;
-inline constexpr size_t kMaxLogitBias = 1024;
+// --- Requests. The ranges of sampling parameters are those of spin/sampling_limits.h.
+inline constexpr uint64_t kMaxTotalChoices = 128;  // prompts x n
 inline constexpr size_t kMaxMessages = 8192;
 inline constexpr size_t kMaxContentParts = 4096;      // over all messages
 inline constexpr size_t kMaxFieldNameEchoBytes = 64;  // of an unknown field's name in an error
@@ -52,6 +46,9 @@ inline constexpr size_t kMaxFieldNameEchoBytes = 64;  // of an unknown field's n
 inline constexpr uint64_t kMaxLogprobEntries = 4'000'000;
 // Collected text and log-probabilities of one response that is not streamed.
 inline constexpr uint64_t kMaxCollectedBytes = 512ull << 20;
+
+// A whole answer up to this size is sent whatever waits for other clients.
+inline constexpr size_t kSmallAnswerBytes = 64u << 10;
 
 // --- Names from outside that are repeated in headers and logs.
 inline constexpr size_t kMaxRequestIdBytes = 128;
@@ -64,11 +61,13 @@ inline constexpr size_t kMaxAccessLogQueue = 8192;
 struct ServerLimits {
   uint64_t max_body_bytes = 64ull << 20;       // of one request; above: 413
   uint64_t max_total_body_bytes = 1ull << 30;  // of all requests being received; above: 429
-  uint32_t max_connections = 8192;             // above: 429 and close
-  uint32_t max_pending_requests = 1024;        // waiting for a worker; above: 429
-  size_t max_unsent_bytes = 256u << 10;        // of one stream; then deltas are merged
-  size_t max_held_bytes = 256u << 10;          // merged deltas of one stream; above: cancelled
-  int socket_send_buffer_bytes = 256 << 10;    // SO_SNDBUF; 0: the system's choice
+  // Of all whole answers that their clients have not taken; above: 429 instead of a large one.
+  uint64_t max_total_answer_bytes = 1ull << 30;
+  uint32_t max_connections = 8192;           // above: 429 and close
+  uint32_t max_pending_requests = 1024;      // waiting for a worker; above: 429
+  size_t max_unsent_bytes = 256u << 10;      // of one stream; then deltas are merged
+  size_t max_held_bytes = 256u << 10;        // merged deltas of one stream; above: cancelled
+  int socket_send_buffer_bytes = 256 << 10;  // SO_SNDBUF; 0: the system's choice
 
   std::chrono::milliseconds head_timeout{10'000};  // from the first byte to the empty line
   std::chrono::milliseconds body_timeout{10'000};  // plus received / min_body_rate

@@ -12,11 +12,13 @@
 #include "io/json.h"
 #include "server/limits.h"
 #include "server/request_readers.h"
+#include "spin/sampling_limits.h"
 
 namespace spin::server {
 
 namespace {
 
+namespace limits = sampling_limits;
 constexpr unsigned kGenerate = kCompletions | kChat;
 constexpr unsigned kAll = kCompletions | kChat | kTokenize | kDetokenize;
 constexpr double kTwo53 = 9007199254740992.0;
@@ -93,7 +95,8 @@ void set_max_tokens(R& out, const V& value) {
 }
 
 void append_sampling_fields(std::vector<Field>& fields) {
-  fields.push_back(number("temperature", 0, false, 2, "0 to 2", "model's, else 1",
+  fields.push_back(number("temperature", 0, false, limits::kMaxTemperature, "0 to 2",
+                          "model's, else 1",
                           [](R& r, const V& v) { r.sampling.temperature = float(v.number); }));
   fields.push_back(integer("top_k", kGenerate, -1, 2147483647.0, "-1 to 2^31 - 1; -1 and 0: all",
                            "model's, else 0",
@@ -103,15 +106,17 @@ void append_sampling_fields(std::vector<Field>& fields) {
   fields.push_back(number("min_p", 0, false, 1, "0 to 1", "model's, else 0",
                           [](R& r, const V& v) { r.sampling.min_p = float(v.number); }));
   fields.push_back(
-      number("repetition_penalty", 0.01, false, 100, "0.01 to 100", "model's, else 1",
+      number("repetition_penalty", limits::kMinRepetitionPenalty, false,
+             limits::kMaxRepetitionPenalty, "0.01 to 100", "model's, else 1",
              [](R& r, const V& v) { r.sampling.repetition_penalty = float(v.number); }));
-  fields.push_back(number("presence_penalty", -2, false, 2, "-2 to 2", "0",
+  fields.push_back(number("presence_penalty", -limits::kMaxPresencePenalty, false,
+                          limits::kMaxPresencePenalty, "-2 to 2", "0",
                           [](R& r, const V& v) { r.sampling.presence_penalty = float(v.number); }));
-  fields.push_back(number("frequency_penalty", -2, false, 2, "-2 to 2", "0", [](R& r, const V& v) {
-    r.sampling.frequency_penalty = float(v.number);
-  }));
+  fields.push_back(number(
+      "frequency_penalty", -limits::kMaxPresencePenalty, false, limits::kMaxPresencePenalty,
+      "-2 to 2", "0", [](R& r, const V& v) { r.sampling.frequency_penalty = float(v.number); }));
   fields.push_back(other("seed", kGenerate, "integer, -2^63 to 2^64 - 1", "random", read_seed));
-  fields.push_back(integer("n", kGenerate, 1, kMaxChoices, "1 to 128", "1",
+  fields.push_back(integer("n", kGenerate, 1, limits::kMaxChoices, "1 to 128", "1",
                            [](R& r, const V& v) { r.sampling.n = uint32_t(v.integer); }));
   fields.push_back(other("stop", kGenerate, "string or up to 16 strings of 1 to 1,024 bytes",
                          "none", read_stop));
@@ -155,10 +160,12 @@ void append_request_fields(std::vector<Field>& fields) {
                          read_stream_options));
   fields.push_back(
       boolean("echo", kCompletions, "false", [](R& r, const V& v) { r.echo = v.boolean; }));
-  fields.push_back(integer("best_of", kCompletions, 1, kMaxChoices, "1 to n", "n", nullptr));
+  fields.push_back(
+      integer("best_of", kCompletions, 1, limits::kMaxChoices, "1 to n", "n", nullptr));
   fields.push_back(other("logprobs", kCompletions, "integer, 0 to 20", "none", read_logprobs));
   fields.push_back(other("logprobs", kChat, "boolean", "false", read_logprobs));
-  fields.push_back(integer("top_logprobs", kChat, 0, kMaxLogprobs, "0 to 20; needs logprobs", "0",
+  fields.push_back(integer("top_logprobs", kChat, 0, limits::kMaxTopLogprobs,
+                           "0 to 20; needs logprobs", "0",
                            [](R& r, const V& v) { r.sampling.logprobs = uint32_t(v.integer); }));
   fields.push_back(boolean("add_special_tokens", kCompletions | kTokenize, "true",
                            [](R& r, const V& v) { r.add_special_tokens = v.boolean; }));
@@ -361,9 +368,9 @@ std::vector<FieldInfo> request_fields() {
 Result<ApiRequest> parse_api_request(Api api,
                                      std::string_view body,
                                      const RequestContext& context) {
-  const io::JsonLimits limits{context.max_body_bytes, kMaxJsonDepth, kMaxJsonValues,
-                              kMaxJsonMemoryBytes};
-  auto parsed = io::parse_json(body, limits);
+  const io::JsonLimits json_limits{context.max_body_bytes, kMaxJsonDepth, kMaxJsonValues,
+                                   kMaxJsonMemoryBytes};
+  auto parsed = io::parse_json(body, json_limits);
   if (!parsed.ok()) {
     // Also a limit is the request's own fault here: 400, not 429.
     return Status(StatusCode::kInvalidArgument,

@@ -9,8 +9,11 @@
 
 #include "base/parse_number.h"
 #include "server/limits.h"
+#include "spin/sampling_limits.h"
 
 namespace spin::server {
+
+namespace limits = sampling_limits;
 
 std::string_view json_type_text(const Json& value) {
   switch (value.type()) {
@@ -252,17 +255,17 @@ Status read_stop(const Json& value, ReadContext& context) {
   auto add = [&stop](const Json& entry) {
     if (!entry.is_string()) return wrong_value("stop", "a string or an array of strings", entry);
     const auto& text = entry.get_ref<const std::string&>();
-    if (text.empty() || text.size() > kMaxStopStringBytes) {
+    if (text.empty() || text.size() > limits::kMaxStopStringBytes) {
       return bad("stop", fmt::format("each of `stop` must have 1 to {} bytes, found {}",
-                                     kMaxStopStringBytes, text.size()));
+                                     limits::kMaxStopStringBytes, text.size()));
     }
     stop.push_back(text);
     return ok_status();
   };
   if (!value.is_array()) return add(value);
-  if (value.size() > kMaxStopStrings) {
-    return bad("stop", fmt::format("`stop` must have at most {} entries, found {}", kMaxStopStrings,
-                                   value.size()));
+  if (value.size() > limits::kMaxStopStrings) {
+    return bad("stop", fmt::format("`stop` must have at most {} entries, found {}",
+                                   limits::kMaxStopStrings, value.size()));
   }
   for (const Json& entry : value) SPIN_RETURN_IF_ERROR(add(entry));
   return ok_status();
@@ -270,10 +273,10 @@ Status read_stop(const Json& value, ReadContext& context) {
 
 Status read_stop_token_ids(const Json& value, ReadContext& context) {
   if (!value.is_array()) return wrong_value("stop_token_ids", "an array of token ids", value);
-  if (value.size() > kMaxStopTokenIds) {
+  if (value.size() > limits::kMaxStopTokenIds) {
     return bad("stop_token_ids",
                fmt::format("`stop_token_ids` must have at most {} entries, found {}",
-                           kMaxStopTokenIds, value.size()));
+                           limits::kMaxStopTokenIds, value.size()));
   }
   auto& ids = context.out.sampling.stop_token_ids;
   ids.clear();
@@ -284,9 +287,9 @@ Status read_logit_bias(const Json& value, ReadContext& context) {
   if (!value.is_object()) {
     return wrong_value("logit_bias", "an object of token ids and numbers", value);
   }
-  if (value.size() > kMaxLogitBias) {
+  if (value.size() > limits::kMaxLogitBiasEntries) {
     return bad("logit_bias", fmt::format("`logit_bias` must have at most {} entries, found {}",
-                                         kMaxLogitBias, value.size()));
+                                         limits::kMaxLogitBiasEntries, value.size()));
   }
   auto& bias = context.out.sampling.logit_bias;
   bias.clear();
@@ -297,7 +300,7 @@ Status read_logit_bias(const Json& value, ReadContext& context) {
                                            context.model.vocab_size - 1));
     }
     const double number = entry.is_number() ? entry.get<double>() : NAN;
-    if (!(number >= -100 && number <= 100)) {
+    if (!(std::abs(number) <= limits::kMaxLogitBias)) {
       return wrong_value("logit_bias", "an object whose values are numbers from -100 to 100",
                          entry);
     }
@@ -351,8 +354,9 @@ Status read_logprobs(const Json& value, ReadContext& context) {
     return ok_status();
   }
   const auto number = json_integer(value);
-  if (!number || *number < 0 || *number > kMaxLogprobs) {
-    return wrong_value("logprobs", fmt::format("an integer from 0 to {}", kMaxLogprobs), value);
+  if (!number || *number < 0 || *number > limits::kMaxTopLogprobs) {
+    return wrong_value("logprobs", fmt::format("an integer from 0 to {}", limits::kMaxTopLogprobs),
+                       value);
   }
   context.out.sampling.logprobs = static_cast<uint32_t>(*number);
   return ok_status();
