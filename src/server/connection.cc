@@ -32,7 +32,9 @@ bool would_block(const ErrorCode& error) {
 }  // namespace
 
 Connection::Connection(asio::ip::tcp::socket socket, Shard& shard)
-    : socket_(std::move(socket)), shard_(shard) {
+    : socket_(std::move(socket)),
+      shard_(shard),
+      answer_charge_(shard.context().counters.answer_bytes_pending) {
   HttpCounters& counters = shard_.context().counters;
   counters.connections_open.fetch_add(1, std::memory_order_relaxed);
   counters.connections_total.fetch_add(1, std::memory_order_relaxed);
@@ -65,6 +67,7 @@ void Connection::close() {
   ErrorCode ignored;
   socket_.close(ignored);
   body_charge_.release();
+  answer_charge_.release();
   shard_.remove(self);
   if (auto exchange = std::move(exchange_)) exchange->lose();
 }
@@ -286,9 +289,22 @@ void Connection::respond(HttpResponse response) {
   if (response.close || shard_.context().draining.load(std::memory_order_relaxed)) {
     keep_alive_ = false;
   }
+  charge_answer(response);
   out_ += format_response_head(response, version_, keep_alive_, response.body.size());
   if (!head_request_) out_ += response.body;
   response_complete();
+}
+
+void Connection::charge_answer(HttpResponse& response) {
+  if (response.body.size() <= kSmallAnswerBytes || head_request_) return;
+  HttpContext& context = shard_.context();
+  if (answer_charge_.add(response.body.size()) <= context.limits.max_total_answer_bytes) return;
+  auto fields = std::move(response.fields);
+  response = context.handler->make_error(429, "too many bytes of answers wait for their clients");
+  // The request's id; what described the lost content does not describe the error.
+  for (auto& field : fields) {
+    if (field.first == "X-Request-Id") response.fields.push_back(std::move(field));
+  }
 }
 
 void Connection::begin_stream(const HttpResponse& head) {
@@ -361,6 +377,7 @@ void Connection::flush() {
   }
   out_.clear();
   out_begin_ = 0;
+  answer_charge_.release();
   if (out_.capacity() > kCompactBytes) out_.shrink_to_fit();
   last_write_progress_ = Clock::now();
   if (close_after_flush_) begin_linger();

@@ -63,6 +63,8 @@ class Connection final : public Transport, public std::enable_shared_from_this<C
   void begin_request();
   void response_complete();
   bool charge_body(uint64_t bytes);
+  // Replaces an answer that would take the waiting ones above their limit.
+  void charge_answer(HttpResponse& response);
 
   void flush();
   void watch_write();
@@ -90,6 +92,8 @@ class Connection final : public Transport, public std::enable_shared_from_this<C
   bool head_request_ = false;
   bool streaming_ = false;
   BodyCharge body_charge_;
+
+  BodyCharge answer_charge_;  // whole answers in out_
 
   Clock::time_point deadline_;
   Clock::time_point request_began_;

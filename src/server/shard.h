@@ -27,9 +27,10 @@ class Connection;
 struct HttpCounters {
   std::atomic<uint64_t> connections_open{0};
   std::atomic<uint64_t> connections_total{0};
-  std::atomic<uint64_t> connections_refused{0};  // above the limit
-  std::atomic<uint64_t> accept_errors{0};        // out of file descriptors and the like
-  std::atomic<uint64_t> body_bytes_pending{0};   // of requests being received or handled
+  std::atomic<uint64_t> connections_refused{0};   // above the limit
+  std::atomic<uint64_t> accept_errors{0};         // out of file descriptors and the like
+  std::atomic<uint64_t> body_bytes_pending{0};    // of requests being received or handled
+  std::atomic<uint64_t> answer_bytes_pending{0};  // of whole answers, until the client took them
   std::atomic<uint64_t> slow_readers_closed{0};
   std::atomic<uint64_t> timeouts{0};
 };

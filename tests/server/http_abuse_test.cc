@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <fstream>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -267,6 +268,41 @@ TEST(HttpAbuse, AllBodiesTogetherAreLimited) {
   EXPECT_TRUE(testing::eventually([&] {
     return fixture.post("/v1/completions", {{"prompt", "a"}, {"user", part}}).status == 200;
   }));
+}
+
+// Large answers cost their sender little to ask for; those that wait for slow clients are limited.
+TEST(HttpAbuse, AnswersThatWaitForTheirClientsAreLimitedTogether) {
+  ServerOptions options;
+  options.limits.max_total_answer_bytes = 30u << 20;
+  options.limits.write_stall_timeout = std::chrono::seconds(60);
+  ServerFixture fixture({}, options);
+  // An answer of about 12 MB.
+  const std::string body =
+      R"({"return_token_strs":true,"prompt":")" + std::string(1u << 20, 'a') + "\"}";
+  std::vector<std::unique_ptr<RawClient>> clients;
+  for (int i = 0; i < 6; ++i) {
+    clients.push_back(std::make_unique<RawClient>(fixture.port(), 4096));
+    clients.back()->send(testing::post_text("/tokenize", body));
+  }
+  EXPECT_TRUE(
+      testing::eventually([&] { return fixture.post_raw("/tokenize", body).status == 429; }));
+  // Small ones still go through.
+  EXPECT_EQ(fixture.post_raw("/tokenize", R"({"prompt":"a"})").status, 200);
+  int served = 0;
+  for (auto& client : clients) served += client->read_response(milliseconds(20'000)).status == 200;
+  EXPECT_GE(served, 2);
+  EXPECT_LT(served, 6);
+  EXPECT_TRUE(
+      testing::eventually([&] { return fixture.post_raw("/tokenize", body).status == 200; }));
+  // Answers that nobody will ever take do not count any more.
+  for (auto& client : clients) {
+    client = std::make_unique<RawClient>(fixture.port(), 4096);
+    client->send(testing::post_text("/tokenize", body));
+  }
+  testing::sleep_ms(100);
+  clients.clear();
+  EXPECT_TRUE(
+      testing::eventually([&] { return fixture.post_raw("/tokenize", body).status == 200; }));
 }
 
 // A client may leave as soon as its body is complete, and the next one with it; what waits for a
