@@ -4,8 +4,8 @@
 
     python3 tools/make_chat_golden.py
 
-Needs `pip install jinja2`. qwen2.5.jinja, qwen3.jinja and smollm2.jinja are the checkpoints' own
-templates (Apache-2.0); chatml.jinja, llama3.jinja and llama3.1.jinja are written here after the
+Needs `pip install jinja2`. qwen3.jinja and smollm2.jinja are the checkpoints' own templates
+(Apache-2.0); chatml.jinja, qwen2.5.jinja, llama3.jinja and llama3.1.jinja are written here after the
 published formats, without the parts for tools.
 """
 
