@@ -33,6 +33,11 @@ class BodyCharge {
     bytes_ += bytes;
     return total_->fetch_add(bytes, std::memory_order_relaxed) + bytes;
   }
+  // Requires: `bytes` of this charge's own.
+  void take_back(uint64_t bytes) {
+    bytes_ -= bytes;
+    total_->fetch_sub(bytes, std::memory_order_relaxed);
+  }
   void release() {
     if (total_ != nullptr) total_->fetch_sub(bytes_, std::memory_order_relaxed);
     bytes_ = 0;

@@ -289,16 +289,17 @@ void Connection::respond(HttpResponse response) {
   if (response.close || shard_.context().draining.load(std::memory_order_relaxed)) {
     keep_alive_ = false;
   }
-  charge_answer(response);
   out_ += format_response_head(response, version_, keep_alive_, response.body.size());
   if (!head_request_) out_ += response.body;
   response_complete();
 }
 
-void Connection::charge_answer(HttpResponse& response) {
-  if (response.body.size() <= kSmallAnswerBytes || head_request_) return;
+void Connection::admit(HttpResponse& response) {
+  const uint64_t bytes = response.body.size();
+  if (bytes <= kSmallAnswerBytes || head_request_) return;
   HttpContext& context = shard_.context();
-  if (answer_charge_.add(response.body.size()) <= context.limits.max_total_answer_bytes) return;
+  if (answer_charge_.add(bytes) <= context.limits.max_total_answer_bytes) return;
+  answer_charge_.take_back(bytes);  // others before it on this connection may still wait
   auto fields = std::move(response.fields);
   response = context.handler->make_error(429, "too many bytes of answers wait for their clients");
   // The request's id; what described the lost content does not describe the error.

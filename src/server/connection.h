@@ -43,7 +43,9 @@ class Connection final : public Transport, public std::enable_shared_from_this<C
  private:
   enum class State : uint8_t { kIdle, kHead, kBody, kHandling, kFlushing, kLingering, kClosed };
 
-  // Transport, called through the exchange.
+  // Transport, called through the exchange. admit() replaces an answer that would take the waiting
+  // ones above their limit.
+  void admit(HttpResponse& response) override;
   void respond(HttpResponse response) override;
   void begin_stream(const HttpResponse& head) override;
   void write(std::string_view bytes) override;
@@ -63,8 +65,6 @@ class Connection final : public Transport, public std::enable_shared_from_this<C
   void begin_request();
   void response_complete();
   bool charge_body(uint64_t bytes);
-  // Replaces an answer that would take the waiting ones above their limit.
-  void charge_answer(HttpResponse& response);
 
   void flush();
   void watch_write();

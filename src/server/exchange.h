@@ -23,6 +23,8 @@ namespace spin::server {
 class Transport {
  public:
   virtual ~Transport() = default;
+  // Before respond() with the same response: may replace it, which is then what is counted.
+  virtual void admit(HttpResponse& response) = 0;
   virtual void respond(HttpResponse response) = 0;
   virtual void begin_stream(const HttpResponse& head) = 0;
   virtual void write(std::string_view bytes) = 0;
@@ -49,6 +51,7 @@ class Exchange {
   // The whole response. Requires: !started().
   void respond(HttpResponse response) {
     if (!open()) return;
+    transport_->admit(response);
     status_ = response.status;
     response_bytes_ = response.body.size();
     Transport* transport = transport_;

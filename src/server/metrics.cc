@@ -122,6 +122,9 @@ void add_front_end(Families& out, const FrontEndCounts& front) {
   out.gauge("http_requests_active", "Requests received and not yet answered.",
             double(front.requests_active));
   out.gauge("http_body_bytes", "Bytes of request bodies held.", double(front.body_bytes_pending));
+  out.gauge("http_pending_response_bytes",
+            "Bytes of whole answers above 64 KiB that their clients have not taken.",
+            double(front.answer_bytes_pending));
   out.gauge("http_worker_queue", "Requests waiting for a worker.", double(front.worker_queue));
   out.counter("http_connections_total", "Connections accepted.", front.connections_total);
   out.counter("http_connections_refused_total", "Connections above the limit.",

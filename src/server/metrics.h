@@ -23,6 +23,7 @@ struct FrontEndCounts {
   uint64_t log_lines_dropped = 0;
   uint64_t requests_active = 0;
   uint64_t body_bytes_pending = 0;
+  uint64_t answer_bytes_pending = 0;
   uint64_t worker_queue = 0;
   std::array<uint64_t, 6> responses_by_class{};  // index 2 counts 2xx, ...
 };

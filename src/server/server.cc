@@ -421,6 +421,7 @@ HttpResponse Server::Impl::metrics() {
   front.accept_errors = http.accept_errors.load();
   front.timeouts = http.timeouts.load();
   front.body_bytes_pending = http.body_bytes_pending.load();
+  front.answer_bytes_pending = http.answer_bytes_pending.load();
   front.client_left = generation_counters_.client_left.load();
   front.slow_readers = http.slow_readers_closed.load();
   front.log_lines_dropped = log_.dropped();

@@ -3,8 +3,10 @@
 // (or a close), and a good request is answered within a second after it. No answer is ever a 500
 // or tells anything about the inside.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <fstream>
 #include <memory>
 #include <optional>
@@ -270,13 +272,36 @@ TEST(HttpAbuse, AllBodiesTogetherAreLimited) {
   }));
 }
 
+// The value of a metric by its name and the label that comes after model_name; -1: not there.
+double metric(const ServerFixture& fixture, std::string_view name, std::string_view label = "") {
+  const std::string start = cat({"\nspin:", name, "{model_name=\"scripted\"", label, "} "});
+  const std::string text = fixture.get("/metrics").body;
+  const size_t at = text.find(start);
+  return at == std::string::npos ? -1 : std::atof(text.c_str() + at + start.size());
+}
+
+// Lines with a text in them, counted on the log's thread.
+class LineCounter {
+ public:
+  explicit LineCounter(std::string_view text) : text_(text) {}
+  void operator()(std::string_view line) { count_ += line.find(text_) != std::string::npos; }
+  int count() const { return count_; }
+
+ private:
+  const std::string text_;
+  std::atomic<int> count_{0};
+};
+
 // Large answers cost their sender little to ask for; those that wait for slow clients are limited.
 TEST(HttpAbuse, AnswersThatWaitForTheirClientsAreLimitedTogether) {
+  LineCounter logged("path=/tokenize status=429 ");
   ServerOptions options;
   options.limits.max_total_answer_bytes = 30u << 20;
   options.limits.write_stall_timeout = std::chrono::seconds(60);
+  options.access_log = [&logged](std::string_view line) { logged(line); };
   ServerFixture fixture({}, options);
-  // An answer of about 12 MB.
+  EXPECT_EQ(metric(fixture, "http_pending_response_bytes"), 0);
+  // An answer of about 7.3 MB.
   const std::string body =
       R"({"return_token_strs":true,"prompt":")" + std::string(1u << 20, 'a') + "\"}";
   std::vector<std::unique_ptr<RawClient>> clients;
@@ -284,14 +309,36 @@ TEST(HttpAbuse, AnswersThatWaitForTheirClientsAreLimitedTogether) {
     clients.push_back(std::make_unique<RawClient>(fixture.port(), 4096));
     clients.back()->send(testing::post_text("/tokenize", body));
   }
-  EXPECT_TRUE(
-      testing::eventually([&] { return fixture.post_raw("/tokenize", body).status == 429; }));
+  int refused = 0;
+  RawResponse answer;
+  EXPECT_TRUE(testing::eventually([&] {
+    answer = fixture.post_raw("/tokenize", body);
+    refused += answer.status == 429;
+    return answer.status == 429;
+  }));
+  EXPECT_EQ(answer.fields["retry-after"], "1");
+  EXPECT_EQ(answer.fields["x-request-id"].size(), 32u);
   // Small ones still go through.
   EXPECT_EQ(fixture.post_raw("/tokenize", R"({"prompt":"a"})").status, 200);
+  // Four answers wait, and no fifth.
+  EXPECT_TRUE(testing::eventually([&] {
+    const double waiting = metric(fixture, "http_pending_response_bytes");
+    return waiting > (24u << 20) && waiting <= (30u << 20);
+  }));
   int served = 0;
-  for (auto& client : clients) served += client->read_response(milliseconds(20'000)).status == 200;
+  for (auto& client : clients) {
+    const int status = client->read_response(milliseconds(20'000)).status;
+    served += status == 200;
+    refused += status == 429;
+  }
   EXPECT_GE(served, 2);
   EXPECT_LT(served, 6);
+  EXPECT_EQ(served + refused, 7);
+  EXPECT_TRUE(
+      testing::eventually([&] { return metric(fixture, "http_pending_response_bytes") == 0; }));
+  // Counted and logged as what was sent.
+  EXPECT_EQ(metric(fixture, "http_responses_total", ",class=\"4xx\""), refused);
+  EXPECT_TRUE(testing::eventually([&] { return logged.count() == refused; }));
   EXPECT_TRUE(
       testing::eventually([&] { return fixture.post_raw("/tokenize", body).status == 200; }));
   // Answers that nobody will ever take do not count any more.
@@ -303,6 +350,29 @@ TEST(HttpAbuse, AnswersThatWaitForTheirClientsAreLimitedTogether) {
   clients.clear();
   EXPECT_TRUE(
       testing::eventually([&] { return fixture.post_raw("/tokenize", body).status == 200; }));
+}
+
+// What was refused waits for nobody, also behind answers of its connection that do wait.
+TEST(HttpAbuse, RefusedAnswersDoNotCountAmongTheWaitingOnes) {
+  ServerOptions options;
+  options.limits.max_total_answer_bytes = 3u << 20;
+  options.limits.max_unsent_bytes = 64u << 20;
+  options.limits.write_stall_timeout = std::chrono::seconds(60);
+  ServerFixture fixture({}, options);
+  // An answer of about 1.8 MB.
+  const std::string request = post_text(
+      "/tokenize", R"({"return_token_strs":true,"prompt":")" + std::string(1u << 18, 'a') + "\"}");
+  RawClient client(fixture.port(), 4096);
+  for (int i = 0; i < 4; ++i) client.send(request);
+  EXPECT_TRUE(testing::eventually(
+      [&] { return metric(fixture, "http_responses_total", ",class=\"4xx\"") == 3; }));
+  const double waiting = metric(fixture, "http_pending_response_bytes");
+  const RawResponse first = client.read_response();
+  EXPECT_EQ(first.status, 200);
+  EXPECT_EQ(waiting, static_cast<double>(first.body.size()));
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(client.read_response().status, 429);
+  EXPECT_TRUE(
+      testing::eventually([&] { return metric(fixture, "http_pending_response_bytes") == 0; }));
 }
 
 // A client may leave as soon as its body is complete, and the next one with it; what waits for a
