@@ -88,6 +88,23 @@ std::string found(std::string_view expected, std::string_view text) {
   return fmt::format("expected {}, found {}", expected, base::quote_text(text));
 }
 
+Status refused(std::string message) {
+  return Status(StatusCode::kInvalidArgument, std::move(message));
+}
+
+// The first of the arguments that belong to no flag; a value may hang on it ("--flag=value").
+// Behind "--", which is no error itself, all are plain arguments.
+Status check_extras(std::span<const std::string> extras) {
+  const bool ended = !extras.empty() && extras.front() == "--";
+  if (ended) extras = extras.subspan(1);
+  if (extras.empty()) return ok_status();
+  std::string_view extra = extras.front();
+  const bool option = !ended && extra.size() > 1 && extra.front() == '-';
+  if (option) extra = extra.substr(0, extra.find('='));
+  return refused(fmt::format("{} {}", option ? "unknown option" : "unexpected argument",
+                             base::quote_text(extra)));
+}
+
 }  // namespace
 
 std::string environment_name(std::string_view flag) {
@@ -270,6 +287,7 @@ Status FlagTable::parse_arguments(std::span<const std::string> args) {
   try {
     CLI::App app;
     app.set_help_flag("-h,--help");
+    app.allow_extras();  // its own error lists them backwards
     const CLI::callback_t accept = [](const CLI::results_t&) { return true; };
     for (Flag& flag : flags_) {
       std::string spelling = "--" + flag.name;
@@ -291,11 +309,16 @@ Status FlagTable::parse_arguments(std::span<const std::string> args) {
     }
     std::vector<std::string> reversed(args.rbegin(), args.rend());
     app.parse(reversed);
+    SPIN_RETURN_IF_ERROR(check_extras(app.remaining()));
   } catch (const CLI::CallForHelp&) {
     return Status(StatusCode::kCancelled, "help");
+  } catch (const CLI::ArgumentMismatch& error) {  // every option takes exactly one value
+    const std::string_view text = error.what();
+    return refused(fmt::format("{}: expected a value, found none",
+                               base::printable_text(text.substr(0, text.find(": ")))));
   } catch (const CLI::Error& error) {
     // It repeats the arguments as they are.
-    return Status(StatusCode::kInvalidArgument, base::printable_text(error.what()));
+    return refused(base::printable_text(error.what()));
   }
   return ok_status();
 }

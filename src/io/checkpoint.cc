@@ -106,7 +106,9 @@ Result<CheckpointPath> locate_checkpoint(const std::string& path) {
   if (status.type() == fs::file_type::directory) return locate_in_directory(path);
   const std::string name = file_name_of(path);
   if (status.type() == fs::file_type::not_found) {
-    return Status(StatusCode::kNotFound, name + ": no such file or directory");
+    // The last words are for those who gave the name of a repository.
+    return Status(StatusCode::kNotFound,
+                  name + ": no such file or directory (nothing is downloaded)");
   }
   if (status.type() != fs::file_type::regular) {
     return Status(StatusCode::kInvalidArgument,

@@ -22,6 +22,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::Pair;
 using ::testing::StartsWith;
 
@@ -99,6 +100,28 @@ TEST(Options, ServeAndInspectTakeTheModelAsPositionalToo) {
   EXPECT_EQ(parse({"inspect", "generate"}).inspect.model, "generate");
   EXPECT_THAT(refusal({"inspect", "a", "b"}), HasSubstr("b"));
   EXPECT_THAT(refusal({"generate", "--model", "a", "stray"}), HasSubstr("stray"));
+}
+
+TEST(Options, TheFirstArgumentThatBelongsToNoFlagIsNamed) {
+  EXPECT_THAT(refusal({"generate", "--modle", "m", "--prompt", "x"}),
+              StartsWith("spin generate: unknown option '--modle'\n"));
+  EXPECT_THAT(refusal({"serve", "m", "--gpu-memory-utilization=0.9", "--port", "1"}),
+              StartsWith("spin serve: unknown option '--gpu-memory-utilization'\n"));
+  EXPECT_THAT(refusal({"generate", "-m", "m"}), HasSubstr("unknown option '-m'\n"));
+  EXPECT_THAT(refusal({"inspect", "a", "b", "c"}), HasSubstr("unexpected argument 'b'\n"));
+  EXPECT_THAT(refusal({"inspect", "a", "--", "--json"}),
+              HasSubstr("unexpected argument '--json'\n"));
+  EXPECT_EQ(parse({"inspect", "--", "--json"}).inspect.model, "--json");
+  EXPECT_EQ(parse({"inspect", "a", "--"}).inspect.model, "a");
+  EXPECT_THAT(refusal({"inspect", "a", "b\x1B[2J"}), Not(HasSubstr("\x1B")));
+}
+
+TEST(Options, AFlagWithoutItsValueIsNamed) {
+  for (const char* flag : {"--model", "--prompt", "--stop"}) {
+    EXPECT_THAT(refusal({"generate", flag}), StartsWith(std::string("spin generate: ") + flag +
+                                                        ": expected a value, found none\n"));
+  }
+  EXPECT_THAT(refusal({"serve", "--model"}), HasSubstr("--model: expected a value, found none\n"));
 }
 
 TEST(Options, TheFlagGoesBeforeTheEnvironmentAndThatBeforeTheDefault) {
