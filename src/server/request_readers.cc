@@ -214,9 +214,8 @@ Status check_message_field(const std::string& at, const std::string& key, const 
 }  // namespace
 
 Status read_messages(const Json& value, ReadContext& context) {
-  if (!value.is_array() || value.empty()) {
-    return wrong_value("messages", "a non-empty array of messages", value);
-  }
+  if (!value.is_array()) return wrong_value("messages", "an array of messages", value);
+  if (value.empty()) return bad("messages", "`messages` must not be an empty array");
   if (value.size() > kMaxMessages) {
     return bad("messages", fmt::format("`messages` must have at most {} entries, found {}",
                                        kMaxMessages, value.size()));

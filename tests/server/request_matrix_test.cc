@@ -329,6 +329,19 @@ TEST(RequestMatrix, RulesBetweenFieldsAndInsideThem) {
   }
 }
 
+TEST(RequestMatrix, AnEmptyListIsCalledEmptyNotAWrongType) {
+  ServerFixture fixture;
+  Asker asker(fixture.port());
+  const auto message = [&](const char* path, const char* body) {
+    return parse(asker.ask(path, body))["error"]["message"];
+  };
+  EXPECT_EQ(message("/v1/chat/completions", R"({"messages":[]})"),
+            "`messages` must not be an empty array");
+  EXPECT_EQ(message("/v1/completions", R"({"prompt":[]})"), "`prompt` must not be an empty array");
+  EXPECT_EQ(message("/v1/chat/completions", R"({"messages":"a"})"),
+            "`messages` must be an array of messages, found a string");
+}
+
 TEST(RequestMatrix, ForeignTextNeverComesBackInAnError) {
   ServerFixture fixture;
   Asker asker(fixture.port());
