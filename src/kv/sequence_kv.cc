@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kv/sequence_kv.h"
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -14,6 +16,11 @@ namespace {
 Status broken(std::string what) {
   return Status(StatusCode::kInternal, "sequence KV audit: " + std::move(what));
 }
+
+// Consecutive pages of one head that get neighbouring slots. Runs this long read like one stream
+// (64 KiB and more), and the first tokens of all layers and heads still lie together, so a short
+// sequence touches little of what it reserved, also where memory comes in huge pages.
+constexpr uint64_t kRunPages = 32;
 
 }  // namespace
 
@@ -31,12 +38,29 @@ Result<SequenceKv> SequenceKv::reserve(PagePool& pool, uint64_t max_tokens) {
         fmt::format("{} tokens need {} KV pages; {} of {} are free", max_tokens,
                     pages ? fmt::to_string(*pages) : "more than 2^64", counts.free, counts.total));
   }
-  SequenceKv sequence(pool, per_head);
-  const bool allocated = pool.allocate(sequence.pages_);
+  std::vector<PageHandle> handles(*pages);
+  const bool allocated = pool.allocate(handles);
   SPIN_CHECK(allocated);
-  const std::span<uint32_t> slots = sequence.table_.slots();
-  for (size_t i = 0; i < slots.size(); ++i) slots[i] = sequence.pages_[i].slot;
+  SequenceKv sequence(pool, per_head);
+  sequence.place(handles);
   return sequence;
+}
+
+void SequenceKv::place(std::span<const PageHandle> handles) {
+  const layout::KvGeometry& geometry = pool_->geometry();
+  const uint64_t per_head = table_.pages_per_head();
+  auto next = handles.begin();
+  for (uint64_t run = 0; run < per_head; run += kRunPages) {
+    const uint64_t length = std::min(kRunPages, per_head - run);
+    for (uint32_t layer = 0; layer < geometry.layers; ++layer) {
+      for (uint32_t head = 0; head < geometry.kv_heads; ++head) {
+        std::copy_n(next, length, pages_.begin() + table_.index(layer, head, run));
+        next += length;
+      }
+    }
+  }
+  const std::span<uint32_t> slots = table_.slots();
+  for (size_t i = 0; i < slots.size(); ++i) slots[i] = pages_[i].slot;
 }
 
 SequenceKv::SequenceKv(PagePool& pool, uint64_t pages_per_head)

@@ -60,6 +60,8 @@ class SequenceKv {
 
  private:
   SequenceKv(PagePool& pool, uint64_t pages_per_head);
+  // Deals out handles in runs of pages: run by run, layer by layer, head by head.
+  void place(std::span<const PageHandle> handles);
   void seal_pages(uint64_t first_page, uint64_t end_page);
   void release();
 

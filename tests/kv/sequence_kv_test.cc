@@ -57,6 +57,22 @@ TEST(SequenceKv, ReservesWholePagesForEveryLayerAndHead) {
   }
 }
 
+// A long reservation, of which only the first tokens are used, must not spread them over the pool.
+TEST(SequenceKv, FirstTokensOfAllHeadsLieTogetherInAFreshPool) {
+  HeapMemory memory;
+  constexpr uint64_t kPages = 1000;
+  auto pool = make_pool(memory, 8, kPages * kLayers * kHeads);
+  auto sequence = SequenceKv::reserve(*pool, kPages * 8);
+  ASSERT_TRUE(sequence.ok());
+  for (uint64_t head = 0; head < kLayers * kHeads; ++head) {
+    const std::span<const PageHandle> pages = sequence->pages().subspan(head * kPages, kPages);
+    EXPECT_LT(pages[0].slot, 64 * kLayers * kHeads);
+    EXPECT_LT(pages[31].slot, 64 * kLayers * kHeads);
+    EXPECT_EQ(pages[31].slot, pages[0].slot + 31) << "a run reads like one stream";
+  }
+  EXPECT_TRUE(audit_one(*pool, *sequence).ok());
+}
+
 TEST(SequenceKv, OutOfPagesIsAValueWithNumbersAndChangesNothing) {
   HeapMemory memory;
   auto pool = make_pool(memory, 4, 10);
