@@ -16,6 +16,7 @@
 #include "server/limits.h"
 #include "server/openai_request.h"
 #include "server/openai_response.h"
+#include "spin/sampling_limits.h"
 
 namespace {
 
@@ -32,20 +33,21 @@ void check_json(const std::string& text) {
 }
 
 void check_accepted(const ApiRequest& request) {
+  namespace limits = spin::sampling_limits;
   const SamplingParams& sampling = request.sampling;
   for (const float value :
        {sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty,
         sampling.presence_penalty, sampling.frequency_penalty}) {
     require(std::isfinite(value));
   }
-  require(sampling.temperature >= 0 && sampling.temperature <= 2);
+  require(sampling.temperature >= 0 && sampling.temperature <= limits::kMaxTemperature);
   require(sampling.top_p > 0 && sampling.top_p <= 1);
-  require(sampling.n >= 1 && sampling.n <= kMaxChoices);
+  require(sampling.n >= 1 && sampling.n <= limits::kMaxChoices);
   require(request.prompts.size() * sampling.n <= kMaxTotalChoices);
-  require(!sampling.logprobs || *sampling.logprobs <= kMaxLogprobs);
-  require(sampling.stop.size() <= kMaxStopStrings);
-  require(sampling.stop_token_ids.size() <= kMaxStopTokenIds);
-  require(sampling.logit_bias.size() <= kMaxLogitBias);
+  require(!sampling.logprobs || *sampling.logprobs <= limits::kMaxTopLogprobs);
+  require(sampling.stop.size() <= limits::kMaxStopStrings);
+  require(sampling.stop_token_ids.size() <= limits::kMaxStopTokenIds);
+  require(sampling.logit_bias.size() <= limits::kMaxLogitBiasEntries);
   require(request.messages.size() <= kMaxMessages);
   for (const std::string& stop : sampling.stop) require(!stop.empty());
   for (const PromptInput& prompt : request.prompts) {
