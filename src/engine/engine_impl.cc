@@ -13,23 +13,7 @@
 #include "base/start_thread.h"
 #include "base/utf8.h"
 
-namespace spin {
-
-std::string_view finish_reason_name(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::kStop:
-      return "stop";
-    case FinishReason::kLength:
-      return "length";
-    case FinishReason::kAborted:
-      return "abort";
-    case FinishReason::kError:
-      return "error";
-  }
-  return "error";
-}
-
-}  // namespace spin
+namespace spin {}  // namespace spin
 
 namespace spin::engine {
 namespace {

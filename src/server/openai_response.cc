@@ -175,25 +175,10 @@ void append_logprobs(std::string& out, const ResponseIdentity& identity, const C
   }
 }
 
-// The public name table is the engine's (finish_reason_name), which this module does not link.
-std::string_view finish_text(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::kStop:
-      return "stop";
-    case FinishReason::kLength:
-      return "length";
-    case FinishReason::kAborted:
-      return "abort";
-    case FinishReason::kError:
-      return "error";
-  }
-  return "error";
-}
-
 void append_finish(std::string& out, const ChoiceView& choice) {
   out += ",\"finish_reason\":";
   if (choice.finish_reason) {
-    append_json_string(out, finish_text(*choice.finish_reason));
+    append_json_string(out, finish_reason_name(*choice.finish_reason));
   } else {
     out += "null";
   }
