@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Builds the libFuzzer targets and runs each for a while on its generated seeds.
 # Usage: tools/run_fuzzers.sh [SECONDS_EACH] [TARGET...]
-# A crash leaves its input under build/fuzz/work/TARGET and ends the script with status 1.
+# A crash leaves its input under build/fuzz/inputs/TARGET and ends the script with status 1.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-20}
@@ -17,12 +17,12 @@ fi
 passed=0
 failed=0
 run_one() {
-  local target=$1 work=build/fuzz/work/$1
-  mkdir -p "$work" "build/fuzz/corpus/$target"
+  local target=$1 inputs=build/fuzz/inputs/$1
+  mkdir -p "$inputs" "build/fuzz/corpus/$target"
   # Two limits: no input may make a reader take long or ask for much more than the input holds.
-  "build/fuzz/fuzz/${target}_fuzzer" "$work" "build/fuzz/corpus/$target" \
+  "build/fuzz/fuzz/${target}_fuzzer" "$inputs" "build/fuzz/corpus/$target" \
     -max_total_time="$seconds" -timeout=5 -rss_limit_mb=1024 -malloc_limit_mb=256 \
-    -max_len=65536 -artifact_prefix="$work/" -print_final_stats=1 >"build/fuzz/$target.log" 2>&1
+    -max_len=65536 -artifact_prefix="$inputs/" -print_final_stats=1 >"build/fuzz/$target.log" 2>&1
 }
 for target in "${targets[@]}"; do
   if run_one "$target"; then
