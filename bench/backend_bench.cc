@@ -17,27 +17,19 @@
 #include "backend/ops.h"
 #include "base/check.h"
 #include "base/parse_number.h"
+#include "bench/pattern.h"
 
 namespace spin {
 namespace {
 
 using backend::TensorRef;
+using bench::pattern;
 using layout::DType;
 
 struct Machine {
   std::unique_ptr<backend::Device> device;
   std::unique_ptr<backend::Stream> stream;
 };
-
-std::vector<float> pattern(int64_t count) {
-  std::vector<float> out(static_cast<size_t>(count));
-  uint32_t state = 1;
-  for (float& value : out) {
-    state = state * 1664525u + 1013904223u;
-    value = static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f;
-  }
-  return out;
-}
 
 TensorRef view(std::vector<float>& values, int64_t rows, int64_t cols) {
   return {values.data(), DType::kF32, rows, cols, cols};

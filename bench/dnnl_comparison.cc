@@ -18,22 +18,14 @@
 #include "backend/ops.h"
 #include "base/check.h"
 #include "base/parse_number.h"
+#include "bench/pattern.h"
 
 namespace spin {
 namespace {
 
+using bench::pattern;
 using dnnl::memory;
 using layout::DType;
-
-std::vector<float> pattern(int64_t count) {
-  std::vector<float> out(static_cast<size_t>(count));
-  uint32_t state = 1;
-  for (float& value : out) {
-    state = state * 1664525u + 1013904223u;
-    value = static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f;
-  }
-  return out;
-}
 
 memory::data_type dnnl_type(DType dtype) {
   return dtype == DType::kBF16 ? memory::data_type::bf16 : memory::data_type::f32;

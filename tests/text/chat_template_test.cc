@@ -9,23 +9,16 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/support/test_data.h"
+#include "tests/text/test_tokenizers.h"
 #include "text/tokenizer_loader.h"
 
 namespace spin::text {
 namespace {
 
+using testing::llama;
+using testing::qwen;
 using testing::read_file;
-using testing::source_path;
 using testing::test_data;
-
-std::unique_ptr<Tokenizer> load(const std::string& path) {
-  auto tokenizer = load_tokenizer_json(read_file(source_path(path)));
-  EXPECT_TRUE(tokenizer.ok()) << tokenizer.status().to_string();
-  return std::move(tokenizer).value();
-}
-
-std::unique_ptr<Tokenizer> qwen() { return load("models/needle-29m/tokenizer.json"); }
-std::unique_ptr<Tokenizer> llama() { return load("tests/data/tokenizer/llama3.json"); }
 
 struct GoldenCase {
   ChatFormat format;

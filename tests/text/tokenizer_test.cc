@@ -13,22 +13,15 @@
 #include "tests/support/cpu_time.h"
 #include "tests/support/test_data.h"
 #include "tests/text/random_text.h"
+#include "tests/text/test_tokenizers.h"
 #include "text/tokenizer_loader.h"
 
 namespace spin::text {
 namespace {
 
+using testing::llama;
+using testing::qwen;
 using testing::read_file;
-using testing::source_path;
-
-std::unique_ptr<Tokenizer> load(const std::string& path) {
-  auto tokenizer = load_tokenizer_json(read_file(source_path(path)));
-  EXPECT_TRUE(tokenizer.ok()) << tokenizer.status().to_string();
-  return std::move(tokenizer).value();
-}
-
-std::unique_ptr<Tokenizer> qwen() { return load("models/needle-29m/tokenizer.json"); }
-std::unique_ptr<Tokenizer> llama() { return load("tests/data/tokenizer/llama3.json"); }
 
 EncodeOptions parsed() {
   EncodeOptions options;
@@ -59,7 +52,8 @@ TEST(Tokenizer, FindsControlTokensOnlyWhenAsked) {
 TEST(Tokenizer, DecodesWhatItEncoded) {
   const auto golden = nlohmann::json::parse(read_file(testing::test_data("tokenizer/golden.json")));
   const testing::RandomText random(golden);
-  const auto tokenizer = load("tests/data/tokenizer/gpt2.json");  // no normalizer, all bytes
+  const auto tokenizer =
+      testing::load_tokenizer("tests/data/tokenizer/gpt2.json");  // no normalizer, all bytes
   for (uint64_t i = 0; i < 1000; ++i) {
     const std::string text = random.make(21, i);
     const auto ids = tokenizer->encode(text);
