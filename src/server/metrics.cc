@@ -9,6 +9,8 @@
 #include <prometheus/metric_family.h>
 #include <prometheus/text_serializer.h>
 
+#include "spin/request.h"
+
 namespace spin::server {
 
 namespace {
@@ -96,8 +98,11 @@ void add_engine(Families& out, const EngineStats& stats) {
   out.counter("requests_received_total", "Requests submitted, the refused ones too.",
               stats.requests_received);
   out.counter("requests_refused_total", "Requests refused at submission.", stats.requests_refused);
-  out.counters<4>("request_success_total", "Accepted requests by how they ended.",
-                  "finished_reason", {"stop", "length", "abort", "error"}, stats.requests_finished);
+  out.counters<4>(
+      "request_success_total", "Accepted requests by how they ended.", "finished_reason",
+      {finish_reason_name(FinishReason::kStop), finish_reason_name(FinishReason::kLength),
+       finish_reason_name(FinishReason::kAborted), finish_reason_name(FinishReason::kError)},
+      stats.requests_finished);
   out.histogram("time_to_first_token_seconds", "From arrival to the first token.",
                 stats.time_to_first_token_s);
   out.histogram("inter_token_latency_seconds", "Between two tokens of a choice.",
