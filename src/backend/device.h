@@ -20,7 +20,9 @@
 
 namespace spin::backend {
 
+class KvOps;
 class Ops;
+class SparseOps;
 class Stream;
 
 // Which tier of memory. On the CPU both lie in host memory; the fast arena can be bounded.
@@ -154,7 +156,10 @@ class Device {
   virtual const DeviceProperties& properties() const = 0;
   virtual MemoryResource& memory(MemoryKind kind) = 0;
   virtual Result<std::unique_ptr<Stream>> create_stream(std::string_view name) = 0;
+  // What the device can compute: the model's layers, KV pages in two tiers, sparse selection.
   virtual Ops& ops() = 0;
+  virtual KvOps& kv_ops() = 0;
+  virtual SparseOps& sparse_ops() = 0;
 };
 
 }  // namespace spin::backend

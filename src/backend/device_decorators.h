@@ -66,6 +66,8 @@ class DelayingDevice final : public Device {
   MemoryResource& memory(MemoryKind kind) override { return inner_.memory(kind); }
   Result<std::unique_ptr<Stream>> create_stream(std::string_view name) override;
   Ops& ops() override { return inner_.ops(); }
+  KvOps& kv_ops() override { return inner_.kv_ops(); }
+  SparseOps& sparse_ops() override { return inner_.sparse_ops(); }
 
  private:
   Device& inner_;

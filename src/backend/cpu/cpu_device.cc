@@ -4,7 +4,9 @@
 #include <string>
 #include <utility>
 
+#include "backend/cpu/cpu_kv_ops.h"
 #include "backend/cpu/cpu_ops.h"
+#include "backend/cpu/cpu_sparse_ops.h"
 #include "backend/cpu/cpu_stream.h"
 #include "backend/cpu/host_memory.h"
 #include "base/machine.h"
@@ -23,7 +25,9 @@ class CpuDevice final : public Device {
         fast_("fast", fast_memory_bytes),
         host_("host", properties_.memory_bytes),
         pool_(std::move(pool)),
-        ops_(kernels, *pool_, fast_, host_) {}
+        ops_(kernels, *pool_, fast_, host_),
+        kv_ops_(kernels, *pool_, host_),
+        sparse_ops_(kernels, *pool_, host_) {}
 
   const DeviceProperties& properties() const override { return properties_; }
 
@@ -37,6 +41,8 @@ class CpuDevice final : public Device {
   }
 
   Ops& ops() override { return ops_; }
+  KvOps& kv_ops() override { return kv_ops_; }
+  SparseOps& sparse_ops() override { return sparse_ops_; }
 
  private:
   const DeviceProperties properties_;
@@ -44,6 +50,8 @@ class CpuDevice final : public Device {
   HostMemory host_;
   const std::unique_ptr<base::ThreadPool> pool_;
   CpuOps ops_;
+  CpuKvOps kv_ops_;
+  CpuSparseOps sparse_ops_;
 };
 
 }  // namespace

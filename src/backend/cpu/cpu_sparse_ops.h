@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// SparseOps of the CPU backend. Thread: thread-safe; the work runs on the stream's thread and the
+// pool.
+#pragma once
+
+#include <span>
+
+#include "backend/cpu/kernels.h"
+#include "backend/cpu/workspace.h"
+#include "backend/sparse_ops.h"
+#include "base/thread_pool.h"
+
+namespace spin::backend::cpu {
+
+class CpuSparseOps final : public SparseOps {
+ public:
+  // Scratch goes to `host_memory`. Lifetime: pool and memory outlive this and everything enqueued.
+  CpuSparseOps(const KernelSet& kernels, base::ThreadPool& pool, MemoryResource& host_memory)
+      : kernels_(kernels), pool_(pool), workspace_(host_memory) {}
+
+  void enqueue_pool_keys(std::span<const PoolKeysItem> items, StreamRef stream) override;
+  void enqueue_score_means(TensorRef q,
+                           std::span<const ScoreMeansItem> items,
+                           const layout::KvGeometry& geometry,
+                           float scale,
+                           Aggregation aggregation,
+                           StreamRef stream) override;
+  void enqueue_score_boxes(TensorRef q,
+                           std::span<const ScoreBoxesItem> items,
+                           const layout::KvGeometry& geometry,
+                           float scale,
+                           Aggregation aggregation,
+                           StreamRef stream) override;
+  void enqueue_rank(std::span<const RankItem> items, uint32_t kv_heads, StreamRef stream) override;
+  void enqueue_build_lists(std::span<const BuildListItem> items,
+                           const layout::KvGeometry& geometry,
+                           StreamRef stream) override;
+  void enqueue_estimate(TensorRef q,
+                        std::span<const EstimateItem> items,
+                        const layout::KvGeometry& geometry,
+                        float scale,
+                        StreamRef stream) override;
+
+ private:
+  const KernelSet kernels_;
+  base::ThreadPool& pool_;
+  WorkspacePool workspace_;
+};
+
+}  // namespace spin::backend::cpu
