@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bytes of the tables that a sequence keeps in fast memory (layout/head_pages.h), for allocation
+// and for planning. Thread: pure functions.
+#pragma once
+
+#include <cstdint>
+
+#include "kv/tiered_sequence.h"
+#include "layout/head_pages.h"
+#include "layout/kv_geometry.h"
+
+namespace spin::kv {
+
+struct TableBytes {
+  uint64_t heads = 0;      // layout::HeadPages
+  uint64_t leases = 0;     // slots and page ids of entries
+  uint64_t look_up = 0;    // open-addressing tables
+  uint64_t stamps = 0;     // LRU
+  uint64_t directory = 0;  // extents
+  uint64_t total() const { return heads + leases + look_up + stamps + directory; }
+};
+
+// Slots of the look-up table of a head that leases `lease_pages`.
+uint64_t look_up_slots(uint64_t lease_pages);
+
+// Of a sequence of `shape` whose heads lease `lease_pages` (all pages where that covers them, and in
+// dense layers); with a directory when `has_host`.
+TableBytes table_bytes(const layout::KvGeometry& geometry,
+                       const SequenceShape& shape,
+                       uint64_t lease_pages,
+                       uint32_t extent_pages,
+                       bool has_host);
+
+}  // namespace spin::kv
