@@ -51,6 +51,10 @@ class OptionReader {
   const std::string& resolved() const { return resolved_; }
 
  private:
+  std::string take(std::string_view key, std::string fallback);
+  void refuse(std::string_view key, std::string_view expected, std::string_view found);
+  void record(std::string_view key, std::string_view value);
+
   std::string name_;
   std::vector<std::pair<std::string, std::string>> left_;
   Status status_;

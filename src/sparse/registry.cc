@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// The list of algorithms: one line each. Thread: see the header.
+#include "sparse/registry.h"
+
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+namespace spin::sparse {
+namespace {
+
+std::vector<RegisteredAlgorithm>& list() {
+  static std::vector<RegisteredAlgorithm> algorithms = {
+      // name, summary, factory
+  };
+  return algorithms;
+}
+
+}  // namespace
+
+std::span<const RegisteredAlgorithm> algorithms() { return list(); }
+
+void add_algorithm(const RegisteredAlgorithm& algorithm) { list().push_back(algorithm); }
+
+Result<std::unique_ptr<SparseAlgorithm>> create_algorithm(const SparseSpec& spec,
+                                                          const AlgorithmContext& context) {
+  std::string known = "dense";
+  for (const RegisteredAlgorithm& algorithm : algorithms()) {
+    if (algorithm.name == spec.name) return algorithm.create(spec, context);
+    known += fmt::format(", {}", algorithm.name);
+  }
+  return Status(StatusCode::kInvalidArgument,
+                fmt::format("there is no sparse algorithm {}; there are {}", spec.name, known));
+}
+
+}  // namespace spin::sparse
