@@ -53,6 +53,15 @@ class Pipeline {
   void enqueue_index(const LayerCall& call,
                      std::span<const DecodeRow> rows,
                      backend::StreamRef stream);
+  void enqueue_selection(const LayerCall& call,
+                         std::span<const DecodeRow> rows,
+                         backend::StreamRef stream);
+  void enqueue_trace(const LayerCall& call,
+                     std::span<const DecodeRow> rows,
+                     backend::StreamRef stream);
+  void enqueue_retrieval(const LayerCall& call,
+                         std::span<const DecodeRow> rows,
+                         backend::StreamRef stream);
   void enqueue_attention(const LayerCall& call,
                          std::span<const DecodeRow> rows,
                          backend::StreamRef stream);
@@ -60,6 +69,7 @@ class Pipeline {
   kv::PageStore& store_;
   ModelShape model_;
   SelectionRecorder* trace_;
+  uint32_t traced_sequences_ = 0;
 };
 
 }  // namespace spin::sparse

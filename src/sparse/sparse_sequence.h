@@ -21,8 +21,10 @@ namespace spin::sparse {
 // Sums over all steps, layers and KV heads.
 struct SparseCounters {
   uint64_t steps = 0;
-  uint64_t selections = 0;       // (step, layer, KV head) triples in which Select ran
-  uint64_t attended_tokens = 0;  // on their lists
+  uint64_t selections = 0;  // (step, layer, KV head) triples in which Select ran
+  // Triples that attended to everything: dense layers, contexts below the algorithm's minimum.
+  uint64_t dense = 0;
+  uint64_t attended_tokens = 0;  // on the lists of both kinds
   uint64_t selected_partitions = 0;
   layout::RetrieveCounters retrieve;
   uint64_t sealed_pages = 0;
@@ -71,17 +73,24 @@ class SparseSequence {
   void drop_step();
 
   const SparseCounters& counters() const { return counters_; }
+  // What the last layer queued attended to and where it lay; for audits, once its work has run.
+  const layout::PageList& list() const { return list_; }
+  const uint32_t* list_slots() const { return slots_; }
 
  private:
   friend class Pipeline;
   SparseSequence() = default;
+  Status allocate_buffers();
 
+  kv::PageStore* store_ = nullptr;
   std::shared_ptr<const SparseAlgorithm> algorithm_;
   ModelShape model_;
   std::unique_ptr<kv::TieredSequence> kv_;
   std::unique_ptr<SequenceIndex> index_;
-  // Selection buffers, used by one layer after the other.
+  // Selection buffers, used by one layer after the other, in fast memory; what kernels count, in
+  // host memory.
   backend::Buffer buffers_;
+  backend::Buffer counts_;
   layout::PageList list_;
   uint32_t* slots_ = nullptr;           // [kv_heads, list stride]
   uint32_t* fetched_ = nullptr;         // [kv_heads, list stride]; null without reconstruction
@@ -91,7 +100,9 @@ class SparseSequence {
   float* part_log_sum_exp_ = nullptr;   // [q_heads]
   uint64_t* attended_ = nullptr;        // [kv_heads] since the step began
   uint64_t* selected_ = nullptr;        // [kv_heads]
+  SparseCounters step_;                 // of the step in flight
   SparseCounters counters_;
+  uint32_t trace_id_ = 0;  // its name in a selection trace; 0: none yet
 };
 
 }  // namespace spin::sparse
