@@ -112,37 +112,63 @@ Decoder::Decoder(const ModelConfig& config,
       workspace_(std::move(workspace)),
       rope_(make_rope_table(config.rope, config.head_dim, weights_.rope_divisors)) {}
 
-void Decoder::enqueue_forward(const ForwardInputs& in,
-                              AttentionPort& attention,
-                              backend::StreamRef stream) {
-  SPIN_CHECK(in.rows >= 1 && in.rows <= max_rows_);
+Decoder::Workspace Decoder::workspace_for(TensorRef hidden) const {
+  SPIN_CHECK(hidden.rows >= 1 && hidden.rows <= max_rows_ && hidden.cols == config_.hidden);
   const WorkspaceLayout layout(config_, max_rows_);
   const int64_t block = std::min(max_rows_, kBlockRows);
   float* base = workspace_.as<float>();
-  const Workspace space{
-      .hidden = matrix_at(base, layout.hidden, in.rows, config_.hidden),
-      .qkv = matrix_at(base, layout.qkv, in.rows, config_.qkv_width()),
-      .attention = matrix_at(base, layout.attention, in.rows, config_.q_width()),
+  return {
+      .hidden = hidden,
+      .qkv = matrix_at(base, layout.qkv, hidden.rows, config_.qkv_width()),
+      .attention = matrix_at(base, layout.attention, hidden.rows, config_.q_width()),
       .normed = matrix_at(base, layout.normed, block, config_.hidden),
       .gate_up = matrix_at(base, layout.gate_up, block, 2 * int64_t{config_.intermediate}),
       .activated = matrix_at(base, layout.activated, block, config_.intermediate),
   };
-  device_.ops().enqueue_embedding(*weights_.embedding, in.token_ids, space.hidden, stream);
+}
+
+void Decoder::enqueue_forward(const ForwardInputs& in,
+                              AttentionPort& attention,
+                              backend::StreamRef stream) {
+  SPIN_CHECK(in.rows >= 1 && in.rows <= max_rows_);
+  const TensorRef hidden = matrix_at(
+      workspace_.as<float>(), WorkspaceLayout(config_, max_rows_).hidden, in.rows, config_.hidden);
+  enqueue_embedding(in.token_ids, hidden, stream);
   for (uint32_t layer = 0; layer < config_.layers; ++layer) {
-    enqueue_attention_block(layer, in, space, attention, stream);
-    enqueue_mlp_block(layer, space, stream);
+    enqueue_layer(layer, in.positions, hidden, attention, stream);
   }
-  if (in.logit_count > 0) enqueue_logits(in, space, stream);
+  SPIN_CHECK(in.logit_count == 0 || in.logits.rows == in.logit_count);
+  if (in.logit_count > 0) enqueue_logits(hidden, in.logit_rows, in.logits, stream);
+}
+
+void Decoder::enqueue_embedding(const uint32_t* token_ids,
+                                TensorRef hidden,
+                                backend::StreamRef stream) {
+  device_.ops().enqueue_embedding(*weights_.embedding, token_ids, hidden, stream);
+}
+
+void Decoder::enqueue_layer(uint32_t layer,
+                            const uint32_t* positions,
+                            TensorRef hidden,
+                            AttentionPort& attention,
+                            backend::StreamRef stream) {
+  const Workspace space = workspace_for(hidden);
+  enqueue_attention_block(layer, positions, space, attention, stream);
+  enqueue_mlp_block(layer, space, stream);
+}
+
+float Decoder::attention_scale() const {
+  return 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
 }
 
 void Decoder::enqueue_attention_block(uint32_t layer,
-                                      const ForwardInputs& in,
+                                      const uint32_t* positions,
                                       const Workspace& space,
                                       AttentionPort& attention,
                                       backend::StreamRef stream) {
   backend::Ops& ops = device_.ops();
   const LayerWeights& weights = weights_.layers[layer];
-  for_blocks(in.rows, [&](int64_t first, int64_t count) {
+  for_blocks(space.hidden.rows, [&](int64_t first, int64_t count) {
     const TensorRef normed = space.normed.row_range(0, count);
     ops.enqueue_rms_norm(space.hidden.row_range(first, count), weights.attention_norm,
                          config_.hidden, config_.rms_epsilon, normed, stream);
@@ -159,16 +185,11 @@ void Decoder::enqueue_attention_block(uint32_t layer,
     ops.enqueue_rms_norm(k, weights.k_norm, config_.head_dim, config_.rms_epsilon, k, stream);
   }
   // q and k lie side by side and have heads of one size: one call turns both.
-  ops.enqueue_rope(space.qkv.columns(0, q_width + kv_width), config_.head_dim, in.positions,
-                   {.inv_freq = rope_.inv_freq, .attention_factor = rope_.attention_factor},
+  ops.enqueue_rope(space.qkv.columns(0, q_width + kv_width), config_.head_dim, positions, rope(),
                    stream);
-  attention.enqueue_attention({.layer = layer,
-                               .q = q,
-                               .k = k,
-                               .v = v,
-                               .out = space.attention,
-                               .scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim))},
-                              stream);
+  attention.enqueue_attention(
+      {.layer = layer, .q = q, .k = k, .v = v, .out = space.attention, .scale = attention_scale()},
+      stream);
   ops.enqueue_matmul(space.attention, *weights.output, nullptr, true, space.hidden, stream);
 }
 
@@ -188,22 +209,25 @@ void Decoder::enqueue_mlp_block(uint32_t layer, const Workspace& space, backend:
   });
 }
 
-void Decoder::enqueue_logits(const ForwardInputs& in,
-                             const Workspace& space,
+void Decoder::enqueue_logits(TensorRef hidden,
+                             const uint32_t* rows,
+                             TensorRef logits,
                              backend::StreamRef stream) {
-  SPIN_CHECK(in.logits.rows == in.logit_count && in.logits.cols == config_.vocab_size);
+  SPIN_CHECK(logits.cols == config_.vocab_size);
   backend::Ops& ops = device_.ops();
-  // More rows than the block of the workspace (max_rows may be small, logit_count is not bounded
+  // More rows than the block of the workspace (max_rows may be small, their number is not bounded
   // by it) go in turns.
-  const int64_t block = space.normed.rows;
-  for (int64_t first = 0; first < in.logit_count; first += block) {
-    const int64_t count = std::min(block, in.logit_count - first);
-    const TensorRef rows = space.normed.row_range(0, count);
-    ops.enqueue_gather_rows(space.hidden, in.logit_rows + first, rows, stream);
-    ops.enqueue_rms_norm(rows, weights_.final_norm, config_.hidden, config_.rms_epsilon, rows,
-                         stream);
-    ops.enqueue_matmul(rows, weights_.output_head(), nullptr, false,
-                       in.logits.row_range(first, count), stream);
+  const int64_t block = std::min(max_rows_, kBlockRows);
+  const TensorRef normed = matrix_at(
+      workspace_.as<float>(), WorkspaceLayout(config_, max_rows_).normed, block, config_.hidden);
+  for (int64_t first = 0; first < logits.rows; first += block) {
+    const int64_t count = std::min(block, logits.rows - first);
+    const TensorRef gathered = normed.row_range(0, count);
+    ops.enqueue_gather_rows(hidden, rows + first, gathered, stream);
+    ops.enqueue_rms_norm(gathered, weights_.final_norm, config_.hidden, config_.rms_epsilon,
+                         gathered, stream);
+    ops.enqueue_matmul(gathered, weights_.output_head(), nullptr, false,
+                       logits.row_range(first, count), stream);
   }
 }
 

@@ -15,6 +15,7 @@
 #include <memory>
 
 #include "backend/device.h"
+#include "backend/ops.h"
 #include "backend/tensor.h"
 #include "model/attention_port.h"
 #include "model/model_config.h"
@@ -62,6 +63,31 @@ class Decoder {
                        AttentionPort& attention,
                        backend::StreamRef stream);
 
+  // The same pass in parts, for a prompt that goes through one layer completely before the next.
+  // `hidden`: f32 [rows, hidden] in fast memory that the caller keeps from part to part. Every row
+  // gets the bits that enqueue_forward() gives it, however the rows are cut. The parts share the
+  // workspace of enqueue_forward(): same stream. Requires: 1 <= hidden.rows <= max_rows.
+  void enqueue_embedding(const uint32_t* token_ids,
+                         backend::TensorRef hidden,
+                         backend::StreamRef stream);
+  void enqueue_layer(uint32_t layer,
+                     const uint32_t* positions,
+                     backend::TensorRef hidden,
+                     AttentionPort& attention,
+                     backend::StreamRef stream);
+  // Logits of rows[0 .. logits.rows) of `hidden` (of any length).
+  void enqueue_logits(backend::TensorRef hidden,
+                      const uint32_t* rows,
+                      backend::TensorRef logits,
+                      backend::StreamRef stream);
+
+  // What RoPE takes. Lifetime: that of the decoder.
+  backend::RopeParams rope() const {
+    return {.inv_freq = rope_.inv_freq, .attention_factor = rope_.attention_factor};
+  }
+  // The factor on q . k.
+  float attention_scale() const;
+
  private:
   struct Workspace;  // the views of one pass
 
@@ -70,13 +96,14 @@ class Decoder {
           backend::Device& device,
           int64_t max_rows,
           backend::Buffer workspace);
+  // Requires: 1 <= hidden.rows <= max_rows.
+  Workspace workspace_for(backend::TensorRef hidden) const;
   void enqueue_attention_block(uint32_t layer,
-                               const ForwardInputs& in,
+                               const uint32_t* positions,
                                const Workspace& space,
                                AttentionPort& attention,
                                backend::StreamRef stream);
   void enqueue_mlp_block(uint32_t layer, const Workspace& space, backend::StreamRef stream);
-  void enqueue_logits(const ForwardInputs& in, const Workspace& space, backend::StreamRef stream);
 
   ModelConfig config_;
   ModelWeights weights_;

@@ -208,5 +208,67 @@ TEST(Decoder, SequencesOfOneStepDoNotTouchEachOther) {
   }
 }
 
+// A prompt that goes through one layer completely before the next, in chunks of any size, ends with
+// the bits of the ordinary pass.
+TEST(Decoder, LayerByLayerGivesTheBitsOfTheWholePass) {
+  backend::Device& device = test_device();
+  for (const char* model : {"qwen3-default", "llama-yarn", "qwen2-bias"}) {
+    const auto path = test_data(std::string("tiny/") + model);
+    const auto golden = nlohmann::json::parse(testing::read_file(path / "golden.json"))["cases"][0];
+    const auto ids = golden["prompt_ids"].get<std::vector<uint32_t>>();
+    const std::vector<float> expected = Runner(device, path, {}).feed(ids, ids.size(), 2);
+    for (const int64_t chunk : {1, 5, 64}) {
+      auto files = std::move(*open_model(path.string()));
+      LoadOptions load;
+      load.max_rows = chunk;
+      auto decoder = std::move(*load_decoder(files, device, load));
+      const ModelConfig& config = decoder->config();
+      const layout::KvGeometry geometry = config.kv_geometry(8, layout::DType::kF32);
+      auto pool =
+          std::move(*kv::PagePool::create(device.memory(backend::MemoryKind::kFast), geometry,
+                                          {.pages = geometry.pages_for(ids.size())}));
+      const auto tokens = static_cast<int64_t>(ids.size());
+      std::vector<float> states(ids.size() * config.hidden);
+      const backend::TensorRef hidden = {.data = states.data(),
+                                         .dtype = layout::DType::kF32,
+                                         .rows = tokens,
+                                         .cols = config.hidden,
+                                         .row_stride = config.hidden};
+      std::vector<uint32_t> positions(ids.size());
+      for (uint32_t i = 0; i < positions.size(); ++i) positions[i] = i;
+      std::vector<float> logits(2 * size_t{config.vocab_size});
+      auto stream = std::move(*device.create_stream("test"));
+      testing::TestAttention attention(device, *pool);
+      for (uint32_t layer = 0; layer < config.layers; ++layer) {
+        // Sequences count tokens over all layers; here each layer begins anew on the same pages.
+        auto sequence = std::move(*kv::SequenceKv::reserve(*pool, ids.size()));
+        kv::SequenceKv* const sequences[] = {&sequence};
+        const uint64_t first_rows[] = {0};
+        for (int64_t first = 0; first < tokens; first += chunk) {
+          const int64_t count = std::min(chunk, tokens - first);
+          const backend::TensorRef rows = hidden.row_range(first, count);
+          sequence.begin_step(static_cast<uint64_t>(count));
+          attention.set_step(sequences, first_rows);
+          if (layer == 0) decoder->enqueue_embedding(ids.data() + first, rows, *stream);
+          decoder->enqueue_layer(layer, positions.data() + first, rows, attention, *stream);
+          ASSERT_TRUE(stream->wait_idle().ok());
+          sequence.commit_step();
+        }
+      }
+      const uint32_t last[] = {static_cast<uint32_t>(tokens - 2),
+                               static_cast<uint32_t>(tokens - 1)};
+      decoder->enqueue_logits(hidden, last,
+                              {.data = logits.data(),
+                               .dtype = layout::DType::kF32,
+                               .rows = 2,
+                               .cols = config.vocab_size,
+                               .row_stride = config.vocab_size},
+                              *stream);
+      ASSERT_TRUE(stream->wait_idle().ok());
+      EXPECT_EQ(logits, expected) << model << " in chunks of " << chunk;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace spin::model
