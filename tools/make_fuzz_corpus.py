@@ -257,12 +257,51 @@ def json_request_seeds():
         yield b"\0" + text
 
 
+# --- selection traces ---------------------------------------------------------------------------
+
+
+def selection_trace_file(records, settings=b"quest:budget=64", magic=b"SPINTRC1", version=1,
+                         shape=(2, 3, 8), settings_length=None):
+    """records: [(sequence, step, layer, KV head, pages, count or None)]."""
+    length = len(settings) if settings_length is None else settings_length
+    out = magic + struct.pack("<5I", version, *shape, length) + settings
+    for sequence, step, layer, head, pages, count in records:
+        out += struct.pack("<5I", sequence, step, layer, head, len(pages) if count is None else count)
+        out += struct.pack(f"<{len(pages)}I", *pages)
+    return out
+
+
+def selection_trace_seeds():
+    good = [(1, step, layer, head, [0, 3 + step, 2**32 - 1], None)
+            for step in range(2) for layer in range(2) for head in range(3)]
+    yield b"SPINTRC1"
+    yield selection_trace_file([])
+    yield selection_trace_file([], settings=b"")
+    yield selection_trace_file(good)
+    yield selection_trace_file(good)[:-1]
+    yield selection_trace_file(good, magic=b"SPINTRC2")
+    yield selection_trace_file(good, version=2)
+    yield selection_trace_file([(1, 0, 0, 0, [], None)])
+    for pages in ([3, 3], [4, 3]):
+        yield selection_trace_file([(1, 0, 0, 0, pages, None)])
+    for layer, head in ((2, 0), (0, 3)):
+        yield selection_trace_file([(1, 0, layer, head, [1], None)])
+    for edge in (0, 1, 2**30, 2**31, 2**32 - 1):
+        yield selection_trace_file(good, settings_length=edge)
+        yield selection_trace_file([(1, 0, 0, 0, [1, 2], edge)])
+        for place in range(3):
+            shape = [2, 3, 8]
+            shape[place] = edge
+            yield selection_trace_file(good, shape=shape)
+
+
 SEEDS = {
     "detokenizer": detokenizer_seeds,
     "gguf": gguf_seeds,
     "http_parser": http_parser_seeds,
     "json_request": json_request_seeds,
     "safetensors": safetensors_seeds,
+    "selection_trace": selection_trace_seeds,
     "tokenizer_json": tokenizer_json_seeds,
 }
 

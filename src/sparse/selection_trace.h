@@ -29,12 +29,14 @@ struct TraceHeader {
 
 class SelectionRecorder {
  public:
+  // Errors: kIoError, kInvalidArgument (a header out of the format's ranges).
   static Result<std::unique_ptr<SelectionRecorder>> create(const std::string& path,
                                                            const TraceHeader& header);
   ~SelectionRecorder();
 
   // Appends the records of one (sequence, step, layer). Errors: kIoError, reported by close().
   void record(uint32_t sequence, uint32_t step, uint32_t layer, const layout::PageList& list);
+  // Nothing is recorded after it. Requires: no work that records is queued.
   Status close();
 
  private:
