@@ -47,6 +47,7 @@ struct RetrieveItem {
   uint32_t* fetched_counts = nullptr;
   layout::RetrieveCounters* counters = nullptr;  // [kv_heads]
   layout::Planes planes = layout::Planes::kKeysAndValues;
+  uint32_t planes_end = layout::kNoPage;  // pages from this id on are fetched with all planes
   uint8_t epoch = 0;
 };
 

@@ -168,6 +168,7 @@ void Pipeline::enqueue_retrieval(const LayerCall& call,
     item.fetched = sequence.fetched_;
     item.fetched_counts = sequence.fetched_counts_;
     item.planes = planes;
+    item.planes_end = algorithm.keyless_end(sequence.index());
     retrieves.push_back(item);
     rebuilt.push_back({&sequence.index(), sequence.list_, sequence.slots_, sequence.fetched_,
                        sequence.fetched_counts_});

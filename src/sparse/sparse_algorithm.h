@@ -156,7 +156,9 @@ class SparseAlgorithm {
                                     uint64_t /*first*/,
                                     uint64_t /*count*/,
                                     backend::StreamRef /*stream*/) const {}
-  // The whole prompt has been written.
+  // The whole prompt has been written, and nobody else reads it before it is placed: an algorithm
+  // that rebuilds keys puts the rebuilt ones into `prompt`, so that a page has the same keys
+  // whether it was ever fetched or not.
   virtual PromptPartition enqueue_finish_prompt(SequenceIndex& index,
                                                 uint32_t layer,
                                                 const layout::PagedTokens& prompt,
@@ -180,6 +182,9 @@ class SparseAlgorithm {
                               std::span<const SelectItem> items,
                               uint32_t layer,
                               backend::StreamRef stream) const = 0;
+
+  // With kValuesOnly: pages with lower ids are fetched without keys, the others whole.
+  virtual uint32_t keyless_end(const SequenceIndex& /*index*/) const { return layout::kNoPage; }
 
   // Attention parts; called only where the descriptor says so.
   virtual void enqueue_reconstruct(std::span<const ReconstructItem> /*items*/,
