@@ -40,7 +40,9 @@ struct TailAppendItem {
 struct RetrieveItem {
   layout::HeadPages* heads = nullptr;  // [kv_heads]
   layout::PageList wanted;             // ascending, every id valid on the host or resident
-  uint32_t* slots = nullptr;           // out [kv_heads, wanted.stride]: where each page lies now
+  // Out [kv_heads, wanted.stride]: where each page lies now; kNoSlot for one that a flat form has
+  // no slot for (a fault).
+  uint32_t* slots = nullptr;
   // Out [kv_heads, wanted.stride] positions in `wanted` of the pages fetched, ascending, and their
   // numbers [kv_heads]; null: not wanted.
   uint32_t* fetched = nullptr;
@@ -53,7 +55,8 @@ struct RetrieveItem {
 
 // The oldest `pages` pages of a tail become ordinary cached pages: in the tiered form they are
 // written to the host with their tags and change places with a cache entry (an empty one, else the
-// oldest); in the flat form nothing moves.
+// oldest), the newest of them when there are too few; in the flat form nothing moves. They may be
+// evicted in the same step.
 struct SealItem {
   layout::HeadPages* heads = nullptr;  // [kv_heads]
   layout::Tail tail;
@@ -79,9 +82,9 @@ struct PlaceItem {
   uint8_t epoch = 0;
 };
 
-// The first `tokens` tokens of a tail leave it for pages in the order of `map` (ids from
-// first_mapped_page on; token_ids count from the tail's first token). Written to the host when
-// tiered, else to the flat entries first_mapped_page + i.
+// The first tokens of a tail, as many as the map has, leave it for pages in the order of `map` (ids
+// from first_mapped_page on; token_ids count from the tail's first token). Written to the host when
+// tiered, else to the flat entries first_mapped_page + i. Requires: they fill whole tail pages.
 struct RepackTailItem {
   layout::HeadPages* heads = nullptr;
   layout::Tail tail;
@@ -90,10 +93,14 @@ struct RepackTailItem {
   uint8_t epoch = 0;
 };
 
-// Moves what is resident under `before` to the arrays of `after` (zeroed by the caller except
-// slots). `after` keeps slots of `before`, pinned entries first; `extra` are new slots when it is
-// larger; what it does not keep goes to `released` (the oldest pages first). A change from flat to
-// tiered is one of these; all pages it drops are valid on the host.
+// Moves what is resident under `before` to the arrays of `after`, which are written whole. `after`
+// keeps slots of `before`, pinned entries first; `extra` are new slots when it is larger; what it
+// does not keep goes to `released` (the oldest pages first, at the end kNoSlot for a flat form's
+// holes).
+//
+// From flat to tiered: all pages it drops are valid on the host; pages that are not count as empty.
+// To flat: resident pages keep their slots; the others get the rest in this order: pages that the
+// host holds, which are fetched; ids behind the tail; the rest; kNoSlot when there are no more.
 struct ResizeItem {
   const layout::HeadPages* before = nullptr;  // [kv_heads]
   layout::HeadPages* after = nullptr;         // [kv_heads]
@@ -103,7 +110,10 @@ struct ResizeItem {
   uint32_t released_count = 0;   // per head
   layout::Tail tail_before;
   layout::Tail tail_after;
-  uint32_t zone_entries = 0;  // pinned entries that are not of the tail
+  uint32_t zone_entries = 0;  // pinned entries that are not of the tail: [0, zone_entries)
+  // From flat to tiered: the pages that these entries get, [kv_heads, zone_entries], kNoPage for
+  // none; null: entry i gets page i.
+  const uint32_t* zone_pages = nullptr;
   uint8_t epoch = 0;
 };
 

@@ -196,9 +196,15 @@ void clear_state(AttentionState state, int64_t rows, int64_t head_dim) {
 // Addresses of keys [first_key, first_key + count); past them the last one again: its scores are
 // masked, but the row must be readable.
 void find_rows(const AttentionTask& task, int64_t first_key, int64_t count, const char** rows) {
+  int64_t j = 0;
+  if (task.rows != nullptr) {
+    const char* const* from = task.rows + (first_key - task.first_split * kSplitTokens);
+    for (; j < count; ++j) rows[j] = from[j];
+    for (; j < kBlockKeys; ++j) rows[j] = rows[count - 1];
+    return;
+  }
   int64_t page = first_key / task.page_tokens;
   int64_t in_page = first_key % task.page_tokens;
-  int64_t j = 0;
   while (j < count) {
     const uint64_t slot = task.slots[page];
     const char* row =

@@ -49,6 +49,9 @@ struct AttentionTask {
   float scale = 1.0f;
   int64_t first_token_sees = 0;  // keys that the first token attends to; each later one sees 1 more
 
+  // Where keys lie: the addresses of those from first_split on, in order, or (null) pages of a
+  // pool.
+  const char* const* rows = nullptr;
   const char* pool = nullptr;       // pages
   const uint32_t* slots = nullptr;  // of this KV head: [page]
   int64_t page_tokens = 0;
