@@ -28,7 +28,7 @@ struct HeadCall {
   uint32_t* missing = nullptr;  // out [count], positions
   uint32_t* victims = nullptr;  // [count]
   layout::RetrieveCounters* counters = nullptr;
-  layout::Planes planes = layout::Planes::kKeysAndValues;
+  uint32_t keyless_end = 0;  // pages with lower ids are fetched without keys
   uint8_t epoch = 0;
 };
 
@@ -56,7 +56,7 @@ bool fetch(const HeadCall& call, const TieredPoolRef& pool, uint32_t i, std::byt
     std::memset(to, 0, geometry.page_bytes());
     return false;
   }
-  const uint64_t skipped = call.planes == layout::Planes::kValuesOnly ? geometry.plane_bytes() : 0;
+  const uint64_t skipped = page < call.keyless_end ? geometry.plane_bytes() : 0;
   std::memcpy(to + skipped, from.bytes + skipped, geometry.page_bytes() - skipped);
   call.counters->bytes += geometry.page_bytes() - skipped;
   return true;
@@ -110,7 +110,7 @@ HeadCall head_call(const RetrieveItem& item, uint32_t h, std::vector<uint32_t>& 
   call.victims = scratch.data();
   call.missing = item.fetched != nullptr ? item.fetched + first : scratch.data() + call.count;
   call.counters = item.counters + h;
-  call.planes = item.planes;
+  if (item.planes == layout::Planes::kValuesOnly) call.keyless_end = item.planes_end;
   call.epoch = item.epoch;
   return call;
 }
