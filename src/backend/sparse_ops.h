@@ -15,6 +15,7 @@
 
 #include "backend/device.h"
 #include "backend/ops.h"
+#include "backend/sketch_ops.h"
 #include "backend/tensor.h"
 #include "layout/dtype.h"
 #include "layout/head_pages.h"
@@ -162,6 +163,20 @@ class SparseOps {
                                 const layout::KvGeometry& geometry,
                                 float scale,
                                 StreamRef stream) = 0;
+
+  // Sketches (backend/sketch_ops.h). head_dim and page_tokens come from `geometry`.
+  virtual void enqueue_encode_sketch(std::span<const EncodeSketchItem> items,
+                                     StreamRef stream) = 0;
+  virtual void enqueue_score_sketch(TensorRef q,
+                                    std::span<const ScoreSketchItem> items,
+                                    const layout::KvGeometry& geometry,
+                                    float scale,
+                                    StreamRef stream) = 0;
+  virtual void enqueue_estimate_sketch(TensorRef q,
+                                       std::span<const EstimateSketchItem> items,
+                                       const layout::KvGeometry& geometry,
+                                       float scale,
+                                       StreamRef stream) = 0;
 };
 
 }  // namespace spin::backend

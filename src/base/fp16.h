@@ -26,4 +26,19 @@ inline float to_float(Fp16 value) {
   return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (fraction << 13));
 }
 
+// Rounds to nearest, ties to even; too large becomes infinity, a NaN stays a (quiet) NaN.
+inline Fp16 to_fp16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const auto sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
+  const uint32_t magnitude = bits & 0x7FFFFFFFu;
+  if (magnitude > 0x7F800000u) return {static_cast<uint16_t>(sign | 0x7E00u)};
+  if (magnitude >= 0x47800000u) return {static_cast<uint16_t>(sign | 0x7C00u)};  // >= 65536
+  if (magnitude < 0x38800000u) {  // below 2^-14: a multiple of 2^-24, rounded by the addition
+    const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
+    return {static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x3F000000u))};
+  }
+  const uint32_t rounding = 0xFFFu + ((magnitude >> 13) & 1u);
+  return {static_cast<uint16_t>(sign | ((magnitude - 0x38000000u + rounding) >> 13))};
+}
+
 }  // namespace spin::base

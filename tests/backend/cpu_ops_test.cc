@@ -8,6 +8,7 @@
 #include "backend/cpu/cpu_device.h"
 #include "tests/backend/attention_conformance.h"
 #include "tests/backend/ops_conformance.h"
+#include "tests/backend/sketch_conformance.h"
 
 namespace spin::testing {
 namespace {
@@ -31,6 +32,7 @@ const auto kBackends = ::testing::Values(cpu_backend("best_1_thread", CpuIsa::kB
 
 INSTANTIATE_TEST_SUITE_P(Cpu, OpsConformance, kBackends, backend_name);
 INSTANTIATE_TEST_SUITE_P(Cpu, AttentionConformance, kBackends, backend_name);
+INSTANTIATE_TEST_SUITE_P(Cpu, SketchConformance, kBackends, backend_name);
 
 // Attention of three tokens whose pages of one token lie in these slots of a pool at `base`.
 std::vector<float> attend_in_slots(char* base, const std::vector<uint32_t>& slots) {

@@ -41,6 +41,19 @@ class CpuSparseOps final : public SparseOps {
                         float scale,
                         StreamRef stream) override;
 
+  // sketch_ops.cc
+  void enqueue_encode_sketch(std::span<const EncodeSketchItem> items, StreamRef stream) override;
+  void enqueue_score_sketch(TensorRef q,
+                            std::span<const ScoreSketchItem> items,
+                            const layout::KvGeometry& geometry,
+                            float scale,
+                            StreamRef stream) override;
+  void enqueue_estimate_sketch(TensorRef q,
+                               std::span<const EstimateSketchItem> items,
+                               const layout::KvGeometry& geometry,
+                               float scale,
+                               StreamRef stream) override;
+
  private:
   const KernelSet kernels_;
   base::ThreadPool& pool_;

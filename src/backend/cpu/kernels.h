@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "backend/cpu/cpu_device.h"
+#include "backend/cpu/sketch_kernels.h"
 #include "layout/dtype.h"
 #include "spin/status.h"
 
@@ -129,6 +130,7 @@ struct KernelSet {
                  int64_t head_dim,
                  float* out,
                  int64_t out_stride) = nullptr;
+  SketchKernels sketch;
 };
 
 // Errors: kUnsupported if this processor lacks `isa`.

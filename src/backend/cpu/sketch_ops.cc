@@ -1,0 +1,592 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sketches on the CPU: encoding, and how scores and estimates are cut into tasks for the thread
+// pool. Tiles lie at fixed positions of the item, so that no sum depends on the number of threads.
+// Thread: runs on the stream's thread and the pool's workers.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "backend/cpu/cpu_sparse_ops.h"
+#include "backend/cpu/sketch_kernels.h"
+#include "base/bf16.h"
+#include "base/check.h"
+#include "base/checked_math.h"
+
+namespace spin::backend::cpu {
+namespace {
+
+using base::ceil_div;
+using layout::DType;
+
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+constexpr int64_t kTileTokens = 1024;         // scores
+constexpr int64_t kEstimateTileTokens = 512;  // a sum of values per tile
+constexpr uint64_t kEncodeTokens = 512;       // per task
+constexpr float kLargestScale = 65504.0f;     // of fp16
+
+// y = H y: one normalised Walsh-Hadamard matrix per power of two in `size`, the largest first.
+void rotate(float* y, int64_t size) {
+  while (size > 0) {
+    const auto block = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(size)));
+    for (int64_t half = 1; half < block; half *= 2) {
+      for (int64_t i = 0; i < block; i += 2 * half) {
+        for (int64_t j = i; j < i + half; ++j) {
+          const float low = y[j];
+          const float high = y[j + half];
+          y[j] = low + high;
+          y[j + half] = low - high;
+        }
+      }
+    }
+    const float norm = 1.0f / std::sqrt(static_cast<float>(block));
+    for (int64_t i = 0; i < block; ++i) y[i] *= norm;
+    y += block;
+    size -= block;
+  }
+}
+
+void load_row(const std::byte* row, DType dtype, int64_t count, float* to) {
+  if (dtype == DType::kF32) {
+    std::memcpy(to, row, static_cast<size_t>(count) * sizeof(float));
+    return;
+  }
+  const auto* from = reinterpret_cast<const base::Bf16*>(row);
+  for (int64_t i = 0; i < count; ++i) to[i] = base::to_float(from[i]);
+}
+
+const std::byte* row_of(const EncodeSketchItem& item, uint32_t head, uint64_t token) {
+  return item.plane == Plane::kKeys ? item.tokens.key(head, token) : item.tokens.value(head, token);
+}
+
+// Boundaries between neighbouring levels, in units of the rms: code = number of them below.
+struct Boundaries {
+  float at[15];
+  int count = 0;
+};
+
+Boundaries boundaries_of(uint32_t bits) {
+  const SketchLevels levels = sketch_levels(bits);
+  Boundaries result;
+  result.count = (1 << bits) - 1;
+  for (int i = 0; i < result.count; ++i) {
+    const int sum = levels.shifted[static_cast<size_t>(i)] +
+                    levels.shifted[static_cast<size_t>(i) + 1] - 2 * levels.offset;
+    result.at[i] = 0.5f * levels.unit * static_cast<float>(sum);
+  }
+  return result;
+}
+
+// Writes the sketch of y (rotated, without the mean) as token `token` of a head.
+void encode(const float* y,
+            int64_t head_dim,
+            const SketchArray& out,
+            uint32_t head,
+            uint64_t token,
+            const Boundaries& boundaries) {
+  const uint32_t bits = out.bits;
+  const SketchLevels levels = sketch_levels(bits);
+  const uint32_t words = sketch_words(static_cast<uint32_t>(head_dim), bits);
+  float squares = 0.0f;
+  for (int64_t i = 0; i < head_dim; ++i) squares += y[i] * y[i];
+  const float rms = std::sqrt(squares / static_cast<float>(head_dim));
+  const bool usable = rms > 0.0f && std::isfinite(rms);
+  const float inverse = usable ? 1.0f / rms : 0.0f;
+  uint32_t* to =
+      out.head_codes(head, words) + token / kSketchBlockTokens * words * kSketchBlockTokens;
+  const uint64_t lane = token % kSketchBlockTokens;
+  float dot = 0.0f;
+  float norm = 0.0f;
+  const uint32_t per_word = 32 / bits;
+  for (uint32_t w = 0; w < words; ++w) {
+    uint32_t word = 0;
+    for (uint32_t i = 0; i < per_word; ++i) {
+      const int64_t d = int64_t{w} * per_word + i;
+      if (d >= head_dim) break;
+      const float u = usable ? y[d] * inverse : 0.0f;
+      uint32_t code = 0;
+      for (int k = 0; k < boundaries.count; ++k) code += u >= boundaries.at[k] ? 1 : 0;
+      word |= code << (i * bits);
+      const auto level = static_cast<float>(levels.shifted[code] - levels.offset);
+      dot += u * level;
+      norm += level * level;
+    }
+    to[w * kSketchBlockTokens + lane] = word;
+  }
+  const float scale = usable ? rms * (dot / norm) : 0.0f;
+  out.head_scales(head)[token] = base::to_fp16(std::min(scale, kLargestScale));
+}
+
+void set_mean(const EncodeSketchItem& item, uint32_t head) {
+  const int64_t dim = item.tokens.geometry.head_dim;
+  std::vector<float> row(static_cast<size_t>(dim));
+  float* mean = item.out.mean + head * dim;
+  std::fill_n(mean, dim, 0.0f);
+  for (uint64_t t = 0; t < item.mean_tokens; ++t) {
+    load_row(row_of(item, head, t), item.tokens.geometry.dtype, dim, row.data());
+    for (int64_t i = 0; i < dim; ++i) mean[i] += row[static_cast<size_t>(i)];
+  }
+  const float factor = 1.0f / static_cast<float>(item.mean_tokens);
+  for (int64_t i = 0; i < dim; ++i) mean[i] *= factor;
+}
+
+// Tokens [begin, end) of the output. `begin` is the first one or begins a block.
+void encode_range(const EncodeSketchItem& item, uint32_t head, uint64_t begin, uint64_t end) {
+  const layout::KvGeometry& geometry = item.tokens.geometry;
+  const int64_t dim = geometry.head_dim;
+  const uint32_t words = sketch_words(geometry.head_dim, item.out.bits);
+  const Boundaries boundaries = boundaries_of(item.out.bits);
+  const float* mean = item.out.mean + head * dim;
+  std::vector<float> y(static_cast<size_t>(dim));
+  for (uint64_t t = begin; t < end; ++t) {
+    if (t % kSketchBlockTokens == 0) {
+      std::memset(item.out.head_codes(head, words) + t * words, 0,
+                  size_t{words} * kSketchBlockTokens * sizeof(uint32_t));
+      std::fill_n(item.out.head_scales(head) + t, kSketchBlockTokens, base::Fp16{});
+    }
+    load_row(row_of(item, head, item.first + (t - item.out_first)), geometry.dtype, dim, y.data());
+    for (int64_t i = 0; i < dim; ++i) y[static_cast<size_t>(i)] -= mean[i];
+    rotate(y.data(), dim);
+    encode(y.data(), dim, item.out, head, t, boundaries);
+  }
+}
+
+struct EncodeTask {
+  const EncodeSketchItem* item = nullptr;
+  uint32_t head = 0;
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+
+void check_array(const SketchArray& array, uint64_t tokens) {
+  SPIN_CHECK(array.bits == 1 || array.bits == 2 || array.bits == 4);
+  SPIN_CHECK(array.capacity % kSketchBlockTokens == 0 && tokens <= array.capacity);
+}
+
+Status run_encode(const std::vector<EncodeSketchItem>& items, base::ThreadPool& pool) {
+  std::vector<EncodeTask> means;
+  std::vector<EncodeTask> tasks;
+  for (const EncodeSketchItem& item : items) {
+    for (uint32_t head = 0; head < item.tokens.geometry.kv_heads; ++head) {
+      if (item.mean_tokens > 0) means.push_back({&item, head, 0, 0});
+      const uint64_t end = item.out_first + item.count;
+      for (uint64_t t = item.out_first; t < end;) {
+        const uint64_t next = std::min(end, (t / kEncodeTokens + 1) * kEncodeTokens);
+        tasks.push_back({&item, head, t, next});
+        t = next;
+      }
+    }
+  }
+  pool.parallel_for(means.size(),
+                    [&](size_t i, uint32_t) { set_mean(*means[i].item, means[i].head); });
+  pool.parallel_for(tasks.size(), [&](size_t i, uint32_t) {
+    encode_range(*tasks[i].item, tasks[i].head, tasks[i].begin, tasks[i].end);
+  });
+  return ok_status();
+}
+
+// What the query heads of one (row, KV head) become before they meet the codes.
+struct PreparedQuery {
+  uint32_t* pairs = nullptr;
+  int32_t* corrections = nullptr;
+  float* factors = nullptr;
+  float* biases = nullptr;
+  int64_t steps = 0;  // pairs per query head
+  int64_t group = 0;
+
+  SketchQuery part(int64_t first) const {
+    return {pairs + steps * first, corrections + first, factors + first, biases + first,
+            std::min(kSketchGroup, group - first)};
+  }
+};
+
+int64_t prepared_words(int64_t head_dim, uint32_t bits, int64_t group) {
+  const int64_t steps = int64_t{sketch_words(static_cast<uint32_t>(head_dim), bits)} * 16 / bits;
+  return ceil_div<int64_t>(group * (steps + 3), 16) * 16;
+}
+
+PreparedQuery prepared_at(uint32_t* memory, int64_t head_dim, uint32_t bits, int64_t group) {
+  PreparedQuery q;
+  q.steps = int64_t{sketch_words(static_cast<uint32_t>(head_dim), bits)} * 16 / bits;
+  q.group = group;
+  q.pairs = memory;
+  q.corrections = reinterpret_cast<int32_t*>(q.pairs + group * q.steps);
+  q.factors = reinterpret_cast<float*>(q.corrections + group);
+  q.biases = q.factors + group;
+  return q;
+}
+
+// `mean`: null, or what the bias is made with.
+void prepare_head(const float* q,
+                  int64_t head_dim,
+                  uint32_t bits,
+                  float scale,
+                  const float* mean,
+                  int64_t g,
+                  const PreparedQuery& out) {
+  std::vector<float> y(q, q + head_dim);
+  float dot = 0.0f;
+  for (int64_t i = 0; mean != nullptr && i < head_dim; ++i) dot += q[i] * mean[i];
+  rotate(y.data(), head_dim);
+  float largest = 0.0f;
+  bool finite = true;
+  for (const float value : y) {
+    largest = std::max(largest, std::fabs(value));
+    finite = finite && std::isfinite(value);
+  }
+  const float step = finite && largest > 0.0f ? largest / 127.0f : 0.0f;
+  const int64_t dims = out.steps * 2;
+  std::vector<int32_t> rounded(static_cast<size_t>(dims), 0);
+  int32_t sum = 0;
+  for (int64_t i = 0; i < head_dim && step > 0.0f; ++i) {
+    const float value = std::nearbyint(y[static_cast<size_t>(i)] / step);
+    rounded[static_cast<size_t>(i)] = static_cast<int32_t>(std::clamp(value, -127.0f, 127.0f));
+    sum += rounded[static_cast<size_t>(i)];
+  }
+  const int64_t half = 16 / bits;
+  const int64_t part = std::min(kSketchGroup, out.group - g / kSketchGroup * kSketchGroup);
+  uint32_t* pairs = out.pairs + out.steps * (g / kSketchGroup * kSketchGroup) + g % kSketchGroup;
+  for (int64_t s = 0; s < out.steps; ++s) {
+    const auto first = static_cast<size_t>(s / half * 2 * half + s % half);
+    pairs[s * part] = (static_cast<uint32_t>(rounded[first]) & 0xFFFFu) |
+                      (static_cast<uint32_t>(rounded[first + static_cast<size_t>(half)]) << 16);
+  }
+  out.corrections[g] = sketch_levels(bits).offset * sum;
+  out.factors[g] = scale * step;
+  out.biases[g] = scale * dot;
+}
+
+// Blocks of `array` that hold tokens [begin, end) of a head.
+SketchBlocks blocks_of(
+    const SketchArray& array, uint32_t head, uint32_t words, int64_t begin, int64_t end) {
+  const int64_t first = begin / kSketchBlockTokens;
+  SketchBlocks blocks;
+  blocks.codes = array.head_codes(head, words) + first * words * kSketchBlockTokens;
+  blocks.scales = array.head_scales(head) + first * kSketchBlockTokens;
+  blocks.blocks = ceil_div<int64_t>(end, kSketchBlockTokens) - first;
+  blocks.words = words;
+  blocks.bits = array.bits;
+  return blocks;
+}
+
+// One (item, KV head) of a score or an estimate and where its parts lie in the workspace, in
+// floats.
+struct HeadWork {
+  size_t item = 0;
+  uint32_t head = 0;
+  int64_t tiles = 0;
+  int64_t query = 0;
+  int64_t stats = 0;  // [tiles, group, 2]: largest score, sum of exponentials
+  int64_t parts = 0;  // scores: [group, pages] page maxima; estimates: [tiles, group, dims] sums
+};
+
+struct TileTask {
+  const HeadWork* work = nullptr;
+  int64_t tile = 0;
+};
+
+std::vector<TileTask> tile_tasks(const std::vector<HeadWork>& works) {
+  std::vector<TileTask> tasks;
+  for (const HeadWork& work : works) {
+    for (int64_t tile = 0; tile < work.tiles; ++tile) tasks.push_back({&work, tile});
+  }
+  return tasks;
+}
+
+struct SketchCall {
+  TensorRef q;
+  layout::KvGeometry geometry;
+  float scale = 1.0f;
+
+  int64_t dim() const { return geometry.head_dim; }
+  int64_t group() const { return q.cols / geometry.head_dim / geometry.kv_heads; }
+  const float* query(uint64_t row, uint32_t head, int64_t g) const {
+    return static_cast<const float*>(q.data) + static_cast<int64_t>(row) * q.row_stride +
+           (int64_t{head} * group() + g) * dim();
+  }
+  uint32_t words(uint32_t bits) const { return sketch_words(geometry.head_dim, bits); }
+
+  void prepare(const SketchArray& keys,
+               uint64_t row,
+               uint32_t head,
+               const float* mean,
+               float* memory) const {
+    const PreparedQuery out =
+        prepared_at(reinterpret_cast<uint32_t*>(memory), dim(), keys.bits, group());
+    for (int64_t g = 0; g < group(); ++g) {
+      prepare_head(query(row, head, g), dim(), keys.bits, scale, mean, g, out);
+    }
+  }
+  // Scores of all tokens of `blocks`: [group, blocks * 16].
+  void score(const SketchKernels& kernels,
+             const SketchBlocks& blocks,
+             float* prepared,
+             float* scores) const {
+    const PreparedQuery q_parts =
+        prepared_at(reinterpret_cast<uint32_t*>(prepared), dim(), blocks.bits, group());
+    const int64_t stride = blocks.blocks * kSketchBlockTokens;
+    for (int64_t g = 0; g < group(); g += kSketchGroup) {
+      kernels.score(blocks, q_parts.part(g), scores + g * stride, stride);
+    }
+  }
+};
+
+// ln of the sum over tiles of what their stats stand for; `most` becomes the largest score.
+float log_sum(const float* stats, int64_t tiles, int64_t group, int64_t g, float* most) {
+  float max = kMinusInfinity;
+  for (int64_t t = 0; t < tiles; ++t) max = std::max(max, stats[(t * group + g) * 2]);
+  *most = max;
+  if (max == kMinusInfinity) return max;
+  float sum = 0.0f;
+  for (int64_t t = 0; t < tiles; ++t) {
+    const float* stat = stats + (t * group + g) * 2;
+    if (stat[1] > 0.0f) sum += stat[1] * std::exp(stat[0] - max);
+  }
+  return max + std::log(sum);
+}
+
+class ScoreRun {
+ public:
+  ScoreRun(const SketchCall& call, const std::vector<ScoreSketchItem>& items)
+      : call_(call),
+        items_(items),
+        pages_per_tile_(std::max<int64_t>(1, kTileTokens / call.geometry.page_tokens)) {}
+
+  Status run(const SketchKernels& kernels, base::ThreadPool& pool, WorkspacePool& workspace) {
+    const int64_t group = call_.group();
+    int64_t floats = 0;
+    for (size_t i = 0; i < items_.size(); ++i) {
+      if (items_[i].count == 0) continue;
+      for (uint32_t head = 0; head < call_.geometry.kv_heads; ++head) {
+        HeadWork work{i, head, ceil_div<int64_t>(items_[i].count, pages_per_tile_), 0, 0, 0};
+        work.query = floats;
+        work.stats = work.query + prepared_words(call_.dim(), items_[i].keys.bits, group);
+        work.parts = work.stats + work.tiles * group * 2;
+        floats = ceil_div<int64_t>(work.parts + group * items_[i].count, 16) * 16;
+        works_.push_back(work);
+      }
+    }
+    const int64_t stride =
+        pages_per_tile_ * call_.geometry.page_tokens + 2 * int64_t{kSketchBlockTokens};
+    const int64_t slot_floats = group * stride;
+    SPIN_ASSIGN_OR_RETURN(
+        auto lease,
+        workspace.take(static_cast<size_t>(floats + slot_floats * pool.threads()) * sizeof(float)));
+    memory_ = reinterpret_cast<float*>(lease.data());
+    float* scratch = memory_ + floats;
+    pool.parallel_for(works_.size(), [&](size_t i, uint32_t) {
+      const ScoreSketchItem& item = items_[works_[i].item];
+      call_.prepare(item.keys, item.row, works_[i].head, nullptr, memory_ + works_[i].query);
+    });
+    const std::vector<TileTask> tasks = tile_tasks(works_);
+    pool.parallel_for(tasks.size(), [&](size_t i, uint32_t slot) {
+      run_tile(*tasks[i].work, tasks[i].tile, kernels, scratch + slot * slot_floats);
+    });
+    pool.parallel_for(works_.size(), [&](size_t i, uint32_t) { combine(works_[i]); });
+    return ok_status();
+  }
+
+ private:
+  void run_tile(const HeadWork& work, int64_t tile, const SketchKernels& kernels, float* scratch) {
+    const ScoreSketchItem& item = items_[work.item];
+    const int64_t page_tokens = call_.geometry.page_tokens;
+    const int64_t first = tile * pages_per_tile_;  // page, from the item's first on
+    const int64_t pages = std::min(pages_per_tile_, item.count - first);
+    const int64_t begin = (item.first + first) * page_tokens;
+    const SketchBlocks blocks = blocks_of(item.keys, work.head, call_.words(item.keys.bits), begin,
+                                          begin + pages * page_tokens);
+    call_.score(kernels, blocks, memory_ + work.query, scratch);
+    const int64_t stride = blocks.blocks * kSketchBlockTokens;
+    for (int64_t g = 0; g < call_.group(); ++g) {
+      float* stat = memory_ + work.stats + (tile * call_.group() + g) * 2;
+      kernels.page_maxima(scratch + g * stride + begin % kSketchBlockTokens, pages, page_tokens,
+                          memory_ + work.parts + g * item.count + first, stat, stat + 1);
+    }
+  }
+
+  void combine(const HeadWork& work) {
+    const ScoreSketchItem& item = items_[work.item];
+    float* out = item.scores + work.head * item.score_stride;
+    for (int64_t g = 0; g < call_.group(); ++g) {
+      float most = 0.0f;
+      const float lse = log_sum(memory_ + work.stats, work.tiles, call_.group(), g, &most);
+      const float* maxima = memory_ + work.parts + g * item.count;
+      for (uint32_t p = 0; p < item.count; ++p) {
+        const float score = maxima[p] - lse;
+        out[p] = g == 0 ? score : std::max(out[p], score);
+      }
+    }
+  }
+
+  const SketchCall& call_;
+  const std::vector<ScoreSketchItem>& items_;
+  const int64_t pages_per_tile_;
+  std::vector<HeadWork> works_;
+  float* memory_ = nullptr;
+};
+
+class EstimateRun {
+ public:
+  EstimateRun(const SketchCall& call, const std::vector<EstimateSketchItem>& items)
+      : call_(call), items_(items), dims_(int64_t{call.words(2)} * 16) {}
+
+  Status run(const SketchKernels& kernels, base::ThreadPool& pool, WorkspacePool& workspace) {
+    const int64_t group = call_.group();
+    int64_t floats = 0;
+    for (size_t i = 0; i < items_.size(); ++i) {
+      const int64_t tiles = ceil_div(static_cast<int64_t>(items_[i].tokens), kEstimateTileTokens);
+      for (uint32_t head = 0; head < call_.geometry.kv_heads; ++head) {
+        HeadWork work{i, head, tiles, floats, 0, 0};
+        work.stats = work.query + prepared_words(call_.dim(), items_[i].keys.bits, group);
+        work.parts = work.stats + tiles * group * 2;
+        floats = ceil_div<int64_t>(work.parts + tiles * group * dims_, 16) * 16;
+        works_.push_back(work);
+      }
+    }
+    const int64_t slot_floats = group * kEstimateTileTokens;
+    SPIN_ASSIGN_OR_RETURN(
+        auto lease,
+        workspace.take(static_cast<size_t>(floats + slot_floats * pool.threads()) * sizeof(float)));
+    memory_ = reinterpret_cast<float*>(lease.data());
+    float* scratch = memory_ + floats;
+    pool.parallel_for(works_.size(), [&](size_t i, uint32_t) {
+      const EstimateSketchItem& item = items_[works_[i].item];
+      call_.prepare(item.keys, item.row, works_[i].head,
+                    item.keys.mean + works_[i].head * call_.dim(), memory_ + works_[i].query);
+    });
+    const std::vector<TileTask> tasks = tile_tasks(works_);
+    pool.parallel_for(tasks.size(), [&](size_t i, uint32_t slot) {
+      run_tile(*tasks[i].work, tasks[i].tile, kernels, scratch + slot * slot_floats);
+    });
+    pool.parallel_for(works_.size(), [&](size_t i, uint32_t) { combine(works_[i]); });
+    return ok_status();
+  }
+
+ private:
+  // Scores of tokens that are attended exactly, or are not there, become -infinity.
+  void mask(const EstimateSketchItem& item,
+            uint32_t head,
+            int64_t begin,
+            int64_t end,
+            int64_t stride,
+            float* scores) const {
+    const int64_t page_tokens = call_.geometry.page_tokens;
+    const uint32_t* pages = item.list.pages + head * item.list.stride;
+    const uint32_t* last = pages + item.list.counts[head];
+    const auto clear = [&](int64_t from, int64_t to) {
+      for (int64_t g = 0; g < call_.group(); ++g) {
+        std::fill(scores + g * stride + from, scores + g * stride + to, kMinusInfinity);
+      }
+    };
+    const uint32_t* page = std::lower_bound(pages, last, begin / page_tokens);
+    for (; page != last && *page * page_tokens < end; ++page) {
+      const int64_t from = std::max(begin, int64_t{*page} * page_tokens);
+      const int64_t to = std::min(end, (int64_t{*page} + 1) * page_tokens);
+      clear(from - begin, to - begin);
+    }
+    clear(end - begin, stride);
+  }
+
+  void run_tile(const HeadWork& work, int64_t tile, const SketchKernels& kernels, float* scratch) {
+    const EstimateSketchItem& item = items_[work.item];
+    const int64_t group = call_.group();
+    const int64_t begin = tile * kEstimateTileTokens;
+    const int64_t end = std::min(begin + kEstimateTileTokens, static_cast<int64_t>(item.tokens));
+    const SketchBlocks keys =
+        blocks_of(item.keys, work.head, call_.words(item.keys.bits), begin, end);
+    const SketchBlocks values = blocks_of(item.values, work.head, call_.words(2), begin, end);
+    call_.score(kernels, keys, memory_ + work.query, scratch);
+    const int64_t stride = keys.blocks * kSketchBlockTokens;
+    mask(item, work.head, begin, end, stride, scratch);
+    for (int64_t g = 0; g < group; ++g) {
+      float* stat = memory_ + work.stats + (tile * group + g) * 2;
+      kernels.weigh(values, scratch + g * stride, stat, stat + 1);
+    }
+    kernels.accumulate(values, scratch, stride, group, memory_ + work.parts + tile * group * dims_);
+  }
+
+  void combine(const HeadWork& work) {
+    const EstimateSketchItem& item = items_[work.item];
+    const int64_t group = call_.group();
+    const int64_t dim = call_.dim();
+    for (int64_t g = 0; g < group; ++g) {
+      const int64_t q_head = int64_t{work.head} * group + g;
+      float* part = item.part + q_head * dim;
+      std::fill_n(part, dim, 0.0f);
+      float most = 0.0f;
+      const float lse = log_sum(memory_ + work.stats, work.tiles, group, g, &most);
+      item.log_sum_exp[q_head] = lse;
+      if (lse == kMinusInfinity) continue;
+      for (int64_t t = 0; t < work.tiles; ++t) {
+        const float weight = std::exp(memory_[work.stats + (t * group + g) * 2] - lse);
+        const float* sums = memory_ + work.parts + (t * group + g) * dims_;
+        for (int64_t i = 0; i < dim; ++i) part[i] += weight * sums[i];
+      }
+      rotate(part, dim);
+      const float* mean = item.values.mean + work.head * dim;
+      for (int64_t i = 0; i < dim; ++i) part[i] += mean[i];
+    }
+  }
+
+  const SketchCall& call_;
+  const std::vector<EstimateSketchItem>& items_;
+  const int64_t dims_;
+  std::vector<HeadWork> works_;
+  float* memory_ = nullptr;
+};
+
+SketchCall sketch_call(TensorRef q, const layout::KvGeometry& geometry, float scale) {
+  SPIN_CHECK(q.dtype == DType::kF32 && geometry.page_tokens > 0);
+  SPIN_CHECK(q.cols > 0 && q.cols % (int64_t{geometry.head_dim} * geometry.kv_heads) == 0);
+  return {q, geometry, scale};
+}
+
+}  // namespace
+
+void CpuSparseOps::enqueue_encode_sketch(std::span<const EncodeSketchItem> items,
+                                         StreamRef stream) {
+  std::vector<EncodeSketchItem> copy(items.begin(), items.end());
+  for (const EncodeSketchItem& item : copy) {
+    check_array(item.out, item.out_first + item.count);
+    SPIN_CHECK(item.first + item.count <= item.tokens.tokens);
+    SPIN_CHECK(item.mean_tokens <= item.tokens.tokens);
+  }
+  stream.enqueue_task([this, copy = std::move(copy)] { return run_encode(copy, pool_); });
+}
+
+void CpuSparseOps::enqueue_score_sketch(TensorRef q,
+                                        std::span<const ScoreSketchItem> items,
+                                        const layout::KvGeometry& geometry,
+                                        float scale,
+                                        StreamRef stream) {
+  const SketchCall call = sketch_call(q, geometry, scale);
+  std::vector<ScoreSketchItem> copy(items.begin(), items.end());
+  for (const ScoreSketchItem& item : copy) {
+    check_array(item.keys, (uint64_t{item.first} + item.count) * geometry.page_tokens);
+    SPIN_CHECK(item.row < static_cast<uint64_t>(q.rows) && item.count <= item.score_stride);
+  }
+  stream.enqueue_task([this, call, copy = std::move(copy)] {
+    return ScoreRun(call, copy).run(kernels_.sketch, pool_, workspace_);
+  });
+}
+
+void CpuSparseOps::enqueue_estimate_sketch(TensorRef q,
+                                           std::span<const EstimateSketchItem> items,
+                                           const layout::KvGeometry& geometry,
+                                           float scale,
+                                           StreamRef stream) {
+  const SketchCall call = sketch_call(q, geometry, scale);
+  std::vector<EstimateSketchItem> copy(items.begin(), items.end());
+  for (const EstimateSketchItem& item : copy) {
+    check_array(item.keys, item.tokens);
+    check_array(item.values, item.tokens);
+    SPIN_CHECK(item.values.bits == 2 && item.row < static_cast<uint64_t>(q.rows));
+  }
+  stream.enqueue_task([this, call, copy = std::move(copy)] {
+    return EstimateRun(call, copy).run(kernels_.sketch, pool_, workspace_);
+  });
+}
+
+}  // namespace spin::backend::cpu
