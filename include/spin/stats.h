@@ -18,6 +18,42 @@ struct HistogramSnapshot {
   double sum = 0;
 };
 
+// One tier of the KV cache's memory.
+struct TierStats {
+  std::string name;  // "fast", "host"
+  uint64_t pages_total = 0;
+  uint64_t pages_in_use = 0;  // handed out or reserved
+  uint64_t bytes_total = 0;
+  uint64_t bytes_in_use = 0;
+};
+
+// Sparse attention. A page is that of one KV head of one layer.
+struct SparseStats {
+  // Gauges over the sequences that are open now.
+  uint64_t sequences_resident = 0;  // all their pages lie in fast memory
+  uint64_t sequences_tiered = 0;
+  uint64_t lease_pages = 0;    // slots of the fast tier that they hold
+  uint64_t buffer_pages = 0;   // of these, beyond what a step needs
+  uint64_t table_bytes = 0;    // look-up tables, stamps, directories
+  uint64_t summary_bytes = 0;  // what Select reads
+
+  // Counters.
+  uint64_t sequences = 0;        // opened with an algorithm
+  uint64_t dense_fallbacks = 0;  // of requests for an algorithm: below its minimum length, or
+                                 // their prompt's log-probabilities were wanted
+  uint64_t selections = 0;       // (step, layer, KV head) that read a selection
+  uint64_t dense_reads = 0;      // (step, layer, KV head) of such sequences that read everything
+  uint64_t attended_tokens = 0;  // over both
+  uint64_t selected_partitions = 0;
+  uint64_t page_hits = 0;    // selected pages that were in fast memory
+  uint64_t page_misses = 0;  // fetched from the host
+  uint64_t page_evictions = 0;
+  uint64_t page_faults = 0;  // host pages that were not what they should be
+  uint64_t bytes_fetched = 0;
+  uint64_t bytes_offloaded = 0;
+  uint64_t lease_resizes = 0;
+};
+
 struct EngineStats {
   // Gauges.
   uint64_t requests_running = 0;
@@ -25,6 +61,8 @@ struct EngineStats {
   double kv_cache_usage = 0;  // 0..1, pages in use / pages
   uint64_t kv_pages_total = 0;
   uint64_t kv_pages_in_use = 0;
+  std::vector<TierStats> kv_tiers;
+  SparseStats sparse;
 
   // Counters of accepted requests by how they ended: stop, length, abort, error.
   std::array<uint64_t, 4> requests_finished{};

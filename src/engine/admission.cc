@@ -171,15 +171,25 @@ Status check_request(const GenerateRequest& request, const RequestLimits& limits
   return ok_status();
 }
 
-Status check_pages(uint64_t needed_pages,
-                   const GenerateRequest& request,
-                   const RequestLimits& limits) {
-  if (needed_pages <= limits.kv_pages) return ok_status();
-  return invalid(fmt::format("context_length_exceeded: {} tokens of prompt and {} of output need "
-                             "{} pages of KV cache, but there are {} ({} tokens) in all",
-                             request.prompt.size(), resolved_max_tokens(request, limits),
-                             needed_pages, limits.kv_pages, limits.kv_capacity_tokens),
-                 request.sampling.max_tokens ? "max_tokens" : "prompt");
+Status check_memory(const MemoryNeed& need,
+                    const GenerateRequest& request,
+                    const RequestLimits& limits) {
+  if (need.fits(limits.memory)) return ok_status();
+  std::string lack;
+  if (need.pages > limits.memory.pages) {
+    lack = fmt::format("{} pages of KV cache, but there are {} ({} tokens) in all", need.pages,
+                       limits.memory.pages, limits.kv_capacity_tokens);
+  } else if (need.host_extents > limits.memory.host_extents) {
+    lack = fmt::format("{} extents of host memory, but there are {} in all", need.host_extents,
+                       limits.memory.host_extents);
+  } else {
+    lack = fmt::format("{} bytes for summaries and tables, but there are {} in all",
+                       need.index_bytes, limits.memory.index_bytes);
+  }
+  return invalid(
+      fmt::format("context_length_exceeded: {} tokens of prompt and {} of output need {}",
+                  request.prompt.size(), resolved_max_tokens(request, limits), lack),
+      request.sampling.max_tokens ? "max_tokens" : "prompt");
 }
 
 }  // namespace spin::engine

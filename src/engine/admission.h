@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "engine/memory_need.h"
 #include "spin/request.h"
 #include "spin/status.h"
 
@@ -15,7 +16,7 @@ struct RequestLimits {
   uint64_t vocab_size = 0;
   uint64_t max_model_len = 0;       // prompt and output of one choice
   uint64_t kv_capacity_tokens = 0;  // of the whole pool
-  uint64_t kv_pages = 0;
+  MemoryNeed memory;                // of all tiers
   // 0: no limit of its own; else prompts are processed in one step of so many tokens.
   uint64_t max_prompt_tokens = 0;
   // Output of a request that names no limit, where the model's length leaves more; 0: none.
@@ -33,12 +34,12 @@ uint64_t resolved_max_tokens(const GenerateRequest& request, const RequestLimits
 // Everything: sampling, the prompt's ids, and whether prompt and output can ever fit. A request
 // that cannot is refused with the numbers; messages of that kind begin with
 // "context_length_exceeded".
-// `request_pages`: pages of one choice. Errors: kInvalidArgument with param().
+// Errors: kInvalidArgument with param().
 Status check_request(const GenerateRequest& request, const RequestLimits& limits);
 
-// Errors: kInvalidArgument with the numbers, when one choice can never be given its pages.
-Status check_pages(uint64_t needed_pages,
-                   const GenerateRequest& request,
-                   const RequestLimits& limits);
+// Errors: kInvalidArgument with the numbers, when one choice can never be given what it needs.
+Status check_memory(const MemoryNeed& need,
+                    const GenerateRequest& request,
+                    const RequestLimits& limits);
 
 }  // namespace spin::engine

@@ -55,14 +55,25 @@ class DecoderRunner final : public ModelRunner {
   uint32_t max_logit_rows() const override { return options_.max_logit_rows; }
   uint64_t pages_total() const override { return options_.kv_pages; }
   uint64_t pages_in_use() const override { return sequences_->pages_in_use(); }
-  uint64_t pages_for(uint64_t tokens) const override { return options_.geometry.pages_for(tokens); }
-  Result<SequenceHandle> open_sequence(uint64_t max_tokens) override {
-    return sequences_->open(max_tokens);
+  SequenceNeed need(const SequenceRequest& request) const override {
+    SequenceNeed need;
+    need.memory.pages = options_.geometry.pages_for(request.max_tokens);
+    return need;
+  }
+  MemoryNeed total_memory() const override { return {pages_total(), 0, 0}; }
+  MemoryNeed free_memory() const override { return {pages_total() - pages_in_use(), 0, 0}; }
+  Result<SequenceHandle> open_sequence(const SequenceRequest& request) override {
+    return sequences_->open(request.max_tokens);
+  }
+  void add_stats(EngineStats& stats) const override {
+    const uint64_t page = options_.geometry.page_bytes();
+    stats.kv_tiers = {
+        {"fast", pages_total(), pages_in_use(), pages_total() * page, pages_in_use() * page}};
   }
   void close_sequence(SequenceHandle sequence) override { sequences_->close(sequence); }
   Status audit() const override { return sequences_->audit(); }
 
-  Result<LogitsView> run(const StepBatch& batch, const StepProgress& progress) override {
+  Result<StepOutput> run(const StepBatch& batch, const StepProgress& progress) override {
     model::ForwardInputs in = stage(batch);
     step_.clear();
     step_.reserve(batch.sequences.size());
@@ -86,7 +97,7 @@ class DecoderRunner final : public ModelRunner {
       }
     }
     if (!status.ok()) return status;
-    return LogitsView{host_logits_.as<float>(), rows, vocab_size(), vocab_size()};
+    return StepOutput{{host_logits_.as<float>(), rows, vocab_size(), vocab_size()}, {}};
   }
 
  private:

@@ -34,7 +34,7 @@ RequestLimits make_limits(const EngineParts& parts) {
   limits.vocab_size = parts.info.vocab_size;
   limits.max_model_len = parts.info.max_model_len;
   limits.kv_capacity_tokens = parts.info.kv_capacity_tokens;
-  limits.kv_pages = parts.runner->pages_total();
+  limits.memory = parts.runner->total_memory();
   limits.default_max_tokens = parts.default_max_tokens;
   if (!parts.options.enable_chunked_prefill) {
     limits.max_prompt_tokens = parts.options.max_num_batched_tokens;
@@ -174,9 +174,10 @@ Result<std::unique_ptr<Request>> EngineImpl::make_request(GenerateRequest spec,
   SPIN_RETURN_IF_ERROR(check_request(spec, limits_));
   auto request = std::make_unique<Request>();
   request->max_tokens = resolved_max_tokens(spec, limits_);
-  request->pages = parts_.runner->pages_for(spec.prompt.size() + request->max_tokens);
-  SPIN_RETURN_IF_ERROR(check_pages(request->pages, spec, limits_));
   const SamplingParams& sampling = spec.sampling;
+  request->need = parts_.runner->need({spec.prompt, spec.prompt.size() + request->max_tokens,
+                                       request->algorithm, sampling.prompt_logprobs.has_value()});
+  SPIN_RETURN_IF_ERROR(check_memory(request->need.memory, spec, limits_));
   SPIN_ASSIGN_OR_RETURN(request->texts, make_choice_texts(sampling, *parts_.tokenizer));
   request->choices.resize(sampling.n);
   request->stop_hit = std::make_unique<std::atomic<bool>[]>(sampling.n);
@@ -254,6 +255,7 @@ EngineStats EngineImpl::stats() const {
   stats.kv_pages_in_use = parts_.runner->pages_in_use();
   stats.kv_cache_usage =
       static_cast<double>(stats.kv_pages_in_use) / static_cast<double>(stats.kv_pages_total);
+  parts_.runner->add_stats(stats);
   return stats;
 }
 

@@ -20,8 +20,10 @@ ModelInfo fake_info(const FakeModelOptions& model,
   info.chat_format = options.chat_format == "none" ? "none" : "chatml";
   info.vocab_size = kFakeVocabulary;
   info.max_model_len = options.max_model_len == 0 ? model.max_model_len : options.max_model_len;
+  SequenceRequest one_page;
+  one_page.max_tokens = options.page_tokens;
   info.kv_capacity_tokens =
-      runner.pages_total() / runner.pages_for(options.page_tokens) * options.page_tokens;
+      runner.pages_total() / runner.need(one_page).memory.pages * options.page_tokens;
   info.max_model_len = std::min(info.max_model_len, info.kv_capacity_tokens);
   info.threads = 1;
   info.created_unix_s = 1;

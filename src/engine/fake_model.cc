@@ -145,14 +145,25 @@ class FakeRunner final : public ModelRunner {
   uint32_t max_logit_rows() const override { return max_logit_rows_; }
   uint64_t pages_total() const override { return pool_->counts().total; }
   uint64_t pages_in_use() const override { return sequences_->pages_in_use(); }
-  uint64_t pages_for(uint64_t tokens) const override { return pool_->geometry().pages_for(tokens); }
-  Result<SequenceHandle> open_sequence(uint64_t max_tokens) override {
-    return sequences_->open(max_tokens);
+  SequenceNeed need(const SequenceRequest& request) const override {
+    SequenceNeed need;
+    need.memory.pages = pool_->geometry().pages_for(request.max_tokens);
+    return need;
+  }
+  MemoryNeed total_memory() const override { return {pages_total(), 0, 0}; }
+  MemoryNeed free_memory() const override { return {pages_total() - pages_in_use(), 0, 0}; }
+  Result<SequenceHandle> open_sequence(const SequenceRequest& request) override {
+    return sequences_->open(request.max_tokens);
+  }
+  void add_stats(EngineStats& stats) const override {
+    const uint64_t page = pool_->geometry().page_bytes();
+    stats.kv_tiers = {
+        {"fast", pages_total(), pages_in_use(), pages_total() * page, pages_in_use() * page}};
   }
   void close_sequence(SequenceHandle sequence) override { sequences_->close(sequence); }
   Status audit() const override { return sequences_->audit(); }
 
-  Result<LogitsView> run(const StepBatch& batch, const StepProgress& progress) override {
+  Result<StepOutput> run(const StepBatch& batch, const StepProgress& progress) override {
     if (options_.before_step) SPIN_RETURN_IF_ERROR(options_.before_step(step_));
     ++step_;
     if (options_.step_delay.count() > 0) std::this_thread::sleep_for(options_.step_delay);
@@ -165,7 +176,7 @@ class FakeRunner final : public ModelRunner {
       sequence.commit_step();
     }
     progress();
-    return LogitsView{logits_.data(), row, kFakeLogitColumns, kFakeLogitColumns};
+    return StepOutput{{logits_.data(), row, kFakeLogitColumns, kFakeLogitColumns}, {}};
   }
 
  private:

@@ -2,18 +2,56 @@
 // What the engine needs from a model: sequences with KV memory of their own, and steps over them.
 // Two implementations: engine/decoder_runner.h and, for tests, engine/fake_model.h.
 //
-// Thread: engine thread only, except pages_total() and pages_in_use(), which any thread may call.
+// Thread: engine thread only, except need(), total_memory(), pages_total(), pages_in_use() and
+// add_stats(), which any thread may call.
 // Numerics: a row of logits depends on its sequence's tokens alone, not on the rest of the batch
 // or on how the prompt was cut into steps.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <span>
 
+#include "engine/memory_need.h"
 #include "engine/step_batch.h"
+#include "spin/stats.h"
 #include "spin/status.h"
+#include "spin/token.h"
+
+namespace spin::sparse {
+class SparseAlgorithm;
+}  // namespace spin::sparse
 
 namespace spin::engine {
+
+// What a sequence is opened for.
+struct SequenceRequest {
+  std::span<const TokenId> prompt;  // alive until the sequence is closed
+  uint64_t max_tokens = 0;          // prompt and output
+  // How decode steps attend; null: densely. A prompt below its minimum length is dense as well, and
+  // so is one whose logits are wanted (they are those of dense attention).
+  std::shared_ptr<const sparse::SparseAlgorithm> algorithm;
+  bool wants_prompt_logits = false;
+};
+
+// What it takes.
+struct SequenceNeed {
+  MemoryNeed memory;               // at least
+  bool is_sparse = false;          // decode steps select
+  bool exclusive_prefill = false;  // the prompt goes through the staging buffer: one at a time
+};
+
+// Why a sequence of a step has no result; the step and the others are sound.
+struct SequenceFault {
+  uint32_t index = 0;  // in the batch
+  Status status;
+};
+
+struct StepOutput {
+  LogitsView logits;  // a row that belongs to a fault means nothing
+  std::vector<SequenceFault> faults;
+};
 
 // Called now and then while a step runs (at least once a layer), from any thread.
 using StepProgress = std::function<void()>;
@@ -28,21 +66,32 @@ class ModelRunner {
   virtual uint32_t max_step_tokens() const = 0;
   virtual uint32_t max_logit_rows() const = 0;
 
+  // Pages of the fast tier.
   virtual uint64_t pages_total() const = 0;
   virtual uint64_t pages_in_use() const = 0;
-  // Pages that a sequence of `tokens` takes.
-  virtual uint64_t pages_for(uint64_t tokens) const = 0;
 
-  // Reserves the pages for `max_tokens`, all or none. Errors: kResourceExhausted.
-  virtual Result<SequenceHandle> open_sequence(uint64_t max_tokens) = 0;
-  // Returns the pages. Requires: an open sequence. Does not fail and allocates nothing.
+  // Requires: max_tokens > 0. Pure.
+  virtual SequenceNeed need(const SequenceRequest& request) const = 0;
+  virtual MemoryNeed total_memory() const = 0;
+  // What new sequences can be given now, counting what others would give up for them.
+  virtual MemoryNeed free_memory() const = 0;
+
+  // Reserves the memory for `max_tokens`, all or none. Requires: at most one sequence with an
+  // exclusive prefill has an unfinished prompt. Errors: kResourceExhausted.
+  virtual Result<SequenceHandle> open_sequence(const SequenceRequest& request) = 0;
+  // Returns the memory. Requires: an open sequence. Does not fail and allocates nothing.
   virtual void close_sequence(SequenceHandle sequence) = 0;
 
-  // Runs one step; blocks until its logits are there. Lifetime: the view is valid until the next
-  // call. Errors: the device's or the runner's own; the engine does not go on after one.
-  virtual Result<LogitsView> run(const StepBatch& batch, const StepProgress& progress) = 0;
+  // Runs one step; blocks until its logits are there. Of a sequence with an exclusive prefill, t
+  // tokens of the prompt mean the share t / prompt of the whole work on it. Lifetime: the view is
+  // valid until the next call. Errors: the device's or the runner's own; the engine does not go on
+  // after one. A sequence with a fault must be closed.
+  virtual Result<StepOutput> run(const StepBatch& batch, const StepProgress& progress) = 0;
 
-  // Recounts the pages against the open sequences. Errors: kInternal, saying what is wrong.
+  // Fills what the engine's statistics say of memory and attention.
+  virtual void add_stats(EngineStats& stats) const = 0;
+
+  // Recounts the memory against the open sequences. Errors: kInternal, saying what is wrong.
   virtual Status audit() const = 0;
 };
 

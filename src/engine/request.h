@@ -18,6 +18,7 @@
 #include "base/clock.h"
 #include "base/mutex.h"
 #include "engine/metrics.h"
+#include "engine/model_runner.h"
 #include "engine/request_state.h"
 #include "engine/sampler.h"
 #include "engine/step_batch.h"
@@ -54,7 +55,8 @@ struct Request {
   GenerateRequest spec;
   std::shared_ptr<RequestSink> sink;
   uint64_t max_tokens = 0;
-  uint64_t pages = 0;  // of one choice
+  std::shared_ptr<const sparse::SparseAlgorithm> algorithm;  // null: dense
+  SequenceNeed need;                                         // of one choice
   uint64_t seed = 0;
   std::vector<TokenId> end_ids;  // all that end a choice: the model's (unless ignored), the user's
 

@@ -23,24 +23,36 @@ Prefill make_prefill(uint32_t sequence,
           !options.chunked_prefill && !wants_prompt_logits};
 }
 
+bool is_prefilling(const RunningSequence& sequence) {
+  return sequence.prefilled_tokens < sequence.prompt_tokens;
+}
+
 void admit_waiting(const SchedulerState& state, const SchedulerOptions& options, StepPlan& plan) {
-  uint64_t free_pages = state.free_pages;
+  MemoryNeed free = state.free;
   size_t running = state.running.size();
+  bool staging_taken =
+      std::any_of(state.running.begin(), state.running.end(), [](const RunningSequence& sequence) {
+        return sequence.exclusive_prefill && is_prefilling(sequence);
+      });
   for (uint32_t i = 0; i < state.waiting.size(); ++i) {
     if (running >= options.max_num_seqs) return;
     const WaitingSequence& waiting = state.waiting[i];
     const bool whole = !options.chunked_prefill && !waiting.wants_prompt_logits;
     const bool fits_step = !whole || waiting.prompt_tokens <= options.max_num_batched_tokens;
-    if (waiting.pages > state.total_pages || !fits_step) {
+    if (!waiting.need.fits(state.total) || !fits_step) {
       plan.reject.push_back(i);
       continue;
     }
-    if (waiting.pages > free_pages) {
+    // Whoever holds the staging buffer moves in every step, so this ends without holding back
+    // those behind it.
+    if (waiting.exclusive_prefill && staging_taken) continue;
+    if (!waiting.need.fits(free)) {
       if (waiting.passed >= options.max_passes) return;  // it has waited enough: nobody passes
       continue;
     }
     plan.admit.push_back(i);
-    free_pages -= waiting.pages;
+    free -= waiting.need;
+    staging_taken = staging_taken || waiting.exclusive_prefill;
     ++running;
   }
 }
@@ -120,7 +132,7 @@ StepPlan plan_step(const SchedulerState& state, const SchedulerOptions& options)
   const auto running = static_cast<uint32_t>(state.running.size());
   for (uint32_t i = 0; i < running; ++i) {
     const RunningSequence& sequence = state.running[i];
-    if (sequence.prefilled_tokens < sequence.prompt_tokens) {
+    if (is_prefilling(sequence)) {
       prefills.push_back(make_prefill(i, sequence.prompt_tokens - sequence.prefilled_tokens,
                                       sequence.wants_prompt_logits, options));
     } else {
@@ -146,7 +158,7 @@ StepPlan plan_step(const SchedulerState& state, const SchedulerOptions& options)
   if (!prompts_only) {
     for (uint32_t i = 0; i < running; ++i) {
       const RunningSequence& sequence = state.running[i];
-      if (sequence.prefilled_tokens >= sequence.prompt_tokens) append_work(plan, i, 1, 1);
+      if (!is_prefilling(sequence)) append_work(plan, i, 1, 1);
     }
   }
   for (const Prefill& prefill : prefills) {

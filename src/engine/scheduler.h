@@ -6,9 +6,10 @@
 // Policy. Every decoding sequence gets its token first. What is left of the token budget goes to
 // prompts: the oldest gets at least half of it, the others follow shortest first, so that a short
 // prompt passes a long one and the long one still moves. Waiting sequences are admitted in order of
-// arrival, each with all the pages that it can ever need (nothing is preempted). One that does not
-// fit at the moment may be passed by smaller ones in at most `max_passes` steps; then everybody
-// behind it waits.
+// arrival, each with all the memory that it can ever need at least (nothing is preempted). One that
+// does not fit at the moment may be passed by smaller ones in at most `max_passes` steps; then
+// everybody behind it waits. Prompts that need the runner's staging buffer (exclusive_prefill) are
+// processed one at a time: while one is, the next such prompt waits and all others pass it.
 //
 // Progress: with a non-empty queue the plan processes at least one token, or admits and processes,
 // or rejects at least one sequence. Requires for that: max_num_batched_tokens >= max_num_seqs.
@@ -18,6 +19,8 @@
 #include <cstdint>
 #include <span>
 #include <vector>
+
+#include "engine/memory_need.h"
 
 namespace spin::engine {
 
@@ -30,27 +33,29 @@ struct SchedulerOptions {
   uint32_t max_passes = 64;
 };
 
-// A sequence that holds its pages, in order of admission.
+// A sequence that holds its memory, in order of admission.
 struct RunningSequence {
   uint64_t prompt_tokens = 0;
   uint64_t prefilled_tokens = 0;  // < prompt_tokens: prefilling, else decoding
   // Logits of every prompt position are wanted (log-probabilities of the prompt).
   bool wants_prompt_logits = false;
+  bool exclusive_prefill = false;
 };
 
 // A sequence that waits, in order of arrival.
 struct WaitingSequence {
   uint64_t prompt_tokens = 0;
-  uint64_t pages = 0;   // for the whole of prompt and output
+  MemoryNeed need;      // for the whole of prompt and output
   uint32_t passed = 0;  // how often a later one was admitted before it
   bool wants_prompt_logits = false;
+  bool exclusive_prefill = false;
 };
 
 struct SchedulerState {
   std::span<const RunningSequence> running;
   std::span<const WaitingSequence> waiting;
-  uint64_t free_pages = 0;
-  uint64_t total_pages = 0;
+  MemoryNeed free;  // what new sequences can be given now
+  MemoryNeed total;
 };
 
 // Work on one sequence. Index: below running.size() an index into `running`; from there on,

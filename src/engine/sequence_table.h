@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sequences that a runner has open, each with its pages of one pool.
+// Dense sequences that a runner has open, each with its pages of one pool.
 // Thread: engine thread only, except pages_in_use(). Lifetime: the pool outlives the table.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
-#include <optional>
-#include <vector>
 
+#include "engine/handle_table.h"
 #include "engine/step_batch.h"
 #include "kv/page_pool.h"
 #include "kv/sequence_kv.h"
@@ -24,7 +23,7 @@ class SequenceTable {
   // Requires: a current handle.
   void close(SequenceHandle handle);
   // Requires: a current handle. Lifetime: until close(), or the next open().
-  kv::SequenceKv& at(SequenceHandle handle);
+  kv::SequenceKv& at(SequenceHandle handle) { return sequences_.at(handle); }
 
   // Thread: any.
   uint64_t pages_in_use() const { return pages_in_use_.load(std::memory_order_relaxed); }
@@ -33,16 +32,10 @@ class SequenceTable {
   Status audit() const;
 
  private:
-  struct Slot {
-    uint32_t generation = 0;
-    std::optional<kv::SequenceKv> sequence;
-  };
-  Slot& checked(SequenceHandle handle);
   void publish() { pages_in_use_.store(pool_.counts().in_use(), std::memory_order_relaxed); }
 
   kv::PagePool& pool_;
-  std::vector<Slot> slots_;
-  std::vector<uint32_t> free_;  // its capacity is at least slots_.size(): close() cannot fail
+  HandleTable<kv::SequenceKv> sequences_;
   std::atomic<uint64_t> pages_in_use_{0};
 };
 

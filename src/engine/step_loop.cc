@@ -129,19 +129,21 @@ StepPlan StepLoop::plan() const {
   running.reserve(running_.size());
   for (const Ref& ref : running_) {
     running.push_back({ref.request->spec.prompt.size(), ref.get().prefilled_tokens,
-                       ref.params().prompt_logprobs.has_value()});
+                       ref.params().prompt_logprobs.has_value(),
+                       ref.request->need.exclusive_prefill});
   }
   std::vector<WaitingSequence> waiting;
   waiting.reserve(waiting_.size());
   for (const Ref& ref : waiting_) {
-    waiting.push_back({ref.request->spec.prompt.size(), ref.request->pages, ref.get().passed,
-                       ref.params().prompt_logprobs.has_value()});
+    waiting.push_back({ref.request->spec.prompt.size(), ref.request->need.memory, ref.get().passed,
+                       ref.params().prompt_logprobs.has_value(),
+                       ref.request->need.exclusive_prefill});
   }
   SchedulerState state;
   state.running = running;
   state.waiting = waiting;
-  state.total_pages = parts_.runner->pages_total();
-  state.free_pages = state.total_pages - parts_.runner->pages_in_use();
+  state.total = parts_.runner->total_memory();
+  state.free = parts_.runner->free_memory();
   return plan_step(state, parts_.scheduler);
 }
 
@@ -157,12 +159,12 @@ Status StepLoop::step() {
   publish_running();
   std::atomic<double>& progress = parts_.shared->last_progress_s;
   const base::Clock& clock = *parts_.clock;
-  const auto logits =
+  const auto output =
       parts_.runner->run(batch, [&progress, &clock] { progress.store(clock.now_s()); });
-  if (!logits.ok()) return logits.status();
+  if (!output.ok()) return output.status();
   now_s_ = clock.now_s();
   progress.store(now_s_);
-  digest(plan, *logits);
+  digest(plan, *output);
   parts_.metrics->record_step(plan.tokens);
   return ok_status();
 }
@@ -195,8 +197,9 @@ void StepLoop::open(Ref ref) {
   Request& request = *ref.request;
   Choice& choice = ref.get();
   try {
-    const auto sequence =
-        parts_.runner->open_sequence(request.spec.prompt.size() + request.max_tokens);
+    const auto sequence = parts_.runner->open_sequence(
+        {request.spec.prompt, request.spec.prompt.size() + request.max_tokens, request.algorithm,
+         ref.params().prompt_logprobs.has_value()});
     if (!sequence.ok()) {
       return fail(request, sequence.status());
     }
@@ -227,19 +230,22 @@ StepBatch StepLoop::make_batch(const StepPlan& plan) const {
   return batch;
 }
 
-void StepLoop::digest(const StepPlan& plan, const LogitsView& logits) {
+void StepLoop::digest(const StepPlan& plan, const StepOutput& output) {
   // Which work ran is decided before any of it is looked at: a fault below may end others.
   std::vector<const PlannedWork*> ran;
   ran.reserve(plan.work.size());
   for (const PlannedWork& work : plan.work) {
     if (!is_finished(running_[work.sequence].get())) ran.push_back(&work);
   }
+  for (const SequenceFault& fault : output.faults) {
+    fail(*running_[ran[fault.index]->sequence].request, fault.status);
+  }
   uint64_t row = 0;
   for (const PlannedWork* work : ran) {
     const Ref ref = running_[work->sequence];
     if (!is_finished(ref.get())) {
       try {
-        digest_one(ref, *work, logits, row);
+        digest_one(ref, *work, output.logits, row);
       } catch (const std::bad_alloc&) {
         fail(*ref.request, out_of_memory());
       }

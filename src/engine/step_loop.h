@@ -64,7 +64,7 @@ class StepLoop {
   void admit(const StepPlan& plan, std::span<const Ref> waiting);
   void open(Ref ref);
   StepBatch make_batch(const StepPlan& plan) const;
-  void digest(const StepPlan& plan, const LogitsView& logits);
+  void digest(const StepPlan& plan, const StepOutput& output);
   void digest_one(Ref ref, const PlannedWork& work, const LogitsView& logits, uint64_t first_row);
   Status score_prompt(Ref ref, const PlannedWork& work, const LogitsView& logits, uint64_t row);
   Status sample(Ref ref, std::span<const float> logits);

@@ -23,7 +23,7 @@ RequestLimits limits() {
   RequestLimits made;
   made.vocab_size = 100;
   made.max_model_len = 64;
-  made.kv_pages = 1000;
+  made.memory = {1000, 20, 5000};
   made.kv_capacity_tokens = 8000;
   return made;
 }
@@ -212,11 +212,19 @@ TEST(Admission, TheDefaultOutputIsWhatTheModelLeaves) {
 }
 
 TEST(Admission, WhatCanNeverHaveItsPagesIsRefusedWithTheNumbers) {
-  EXPECT_TRUE(check_pages(1000, of_length(10, 5), limits()).ok());
-  const Status status = check_pages(1001, of_length(10, 5), limits());
-  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
-  for (const char* part : {"10 tokens", "5 of output", "1001 pages", "1000 (8000 tokens)"}) {
-    EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
+  EXPECT_TRUE(check_memory({1000, 20, 5000}, of_length(10, 5), limits()).ok());
+  const std::vector<std::pair<MemoryNeed, std::vector<std::string>>> lacks = {
+      {{1001, 0, 0}, {"1001 pages", "1000 (8000 tokens)"}},
+      {{1000, 21, 0}, {"21 extents of host memory", "are 20 in all"}},
+      {{1000, 20, 5001}, {"5001 bytes for summaries", "are 5000 in all"}},
+  };
+  for (const auto& [need, parts] : lacks) {
+    const Status status = check_memory(need, of_length(10, 5), limits());
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find("10 tokens of prompt and 5 of output"), std::string::npos);
+    for (const std::string& part : parts) {
+      EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
+    }
   }
 }
 

@@ -470,15 +470,17 @@ TEST(FakeModel, ReadsWhatItWroteFromThePagesOfItsSequence) {
   auto runner = make_fake_runner({}, options, 8);
   ASSERT_TRUE(runner.ok());
   ModelRunner& model = **runner;
-  const auto logits_of = [&model](const std::vector<std::vector<TokenId>>& steps) {
-    const SequenceHandle sequence = *model.open_sequence(64);
+  SequenceRequest of_64;
+  of_64.max_tokens = 64;
+  const auto logits_of = [&](const std::vector<std::vector<TokenId>>& steps) {
+    const SequenceHandle sequence = *model.open_sequence(of_64);
     std::vector<float> row;
     for (const auto& tokens : steps) {
       StepBatch batch;
       batch.sequences.push_back({sequence, tokens, 1});
-      const auto logits = model.run(batch, [] {});
-      EXPECT_TRUE(logits.ok());
-      row.assign(logits->row(0).begin(), logits->row(0).end());
+      const auto output = model.run(batch, [] {});
+      EXPECT_TRUE(output.ok());
+      row.assign(output->logits.row(0).begin(), output->logits.row(0).end());
     }
     model.close_sequence(sequence);
     return row;
@@ -489,7 +491,7 @@ TEST(FakeModel, ReadsWhatItWroteFromThePagesOfItsSequence) {
   EXPECT_NE(whole, logits_of({{1, 2, 3, 4, 5, 6, 7, 8, 9, 11}}));
   EXPECT_EQ(model.pages_in_use(), 0u);
   EXPECT_TRUE(model.audit().ok());
-  const SequenceHandle open = *model.open_sequence(64);
+  const SequenceHandle open = *model.open_sequence(of_64);
   EXPECT_GT(model.pages_in_use(), 0u);
   EXPECT_TRUE(model.audit().ok());
   model.close_sequence(open);

@@ -68,7 +68,7 @@ TEST(Scheduler, DecodesComeFirstAndThePromptGetsTheRest) {
   const std::vector<RunningSequence> running = {{5, 5}, {100, 20}, {7, 7}};
   SchedulerState state;
   state.running = running;
-  state.total_pages = state.free_pages = 100;
+  state.total.pages = state.free.pages = 100;
   const StepPlan plan = plan_step(state, options(8, 16));
   ASSERT_EQ(plan.work.size(), 3u);
   EXPECT_EQ(plan.work[0].sequence, 0u);
@@ -83,7 +83,7 @@ TEST(Scheduler, AShortPromptPassesALongOneThatStillMoves) {
   const std::vector<RunningSequence> running = {{100'000, 512}, {40, 0}, {30, 0}};
   SchedulerState state;
   state.running = running;
-  state.total_pages = 100;
+  state.total.pages = 100;
   const StepPlan plan = plan_step(state, options(8, 512));
   ASSERT_EQ(plan.work.size(), 3u);
   EXPECT_EQ(plan.work[0].tokens, 442u);  // its half and what the others left
@@ -96,7 +96,7 @@ TEST(Scheduler, PromptLogitsAreCutToTheRowsThatThereAre) {
   const std::vector<RunningSequence> running = {{500, 0, true}, {500, 0, true}, {3, 3}};
   SchedulerState state;
   state.running = running;
-  state.total_pages = 100;
+  state.total.pages = 100;
   const StepPlan plan = plan_step(state, options(4, 512));  // 36 rows
   ASSERT_EQ(plan.work.size(), 3u);
   EXPECT_EQ(plan.work[1].tokens, 34u);
@@ -105,24 +105,77 @@ TEST(Scheduler, PromptLogitsAreCutToTheRowsThatThereAre) {
 }
 
 TEST(Scheduler, ASmallRequestPassesOneThatDoesNotFitButNotForEver) {
-  std::vector<WaitingSequence> waiting = {{10, 90, 0}, {10, 10, 0}};
+  std::vector<WaitingSequence> waiting = {{10, {90}, 0}, {10, {10}, 0}};
   SchedulerState state;
   state.waiting = waiting;
-  state.free_pages = 20;
-  state.total_pages = 100;
+  state.free.pages = 20;
+  state.total.pages = 100;
   EXPECT_EQ(plan_step(state, options(4, 512)).admit, std::vector<uint32_t>{1});
   waiting[0].passed = SchedulerOptions{}.max_passes;
   EXPECT_TRUE(plan_step(state, options(4, 512)).admit.empty());
 }
 
 TEST(Scheduler, WhatCanNeverFitIsRejectedAndTheQueueGoesOn) {
-  const std::vector<WaitingSequence> waiting = {{10, 101, 0}, {10, 10, 0}};
+  const std::vector<WaitingSequence> waiting = {{10, {101}, 0}, {10, {10}, 0}};
   SchedulerState state;
   state.waiting = waiting;
-  state.free_pages = state.total_pages = 100;
+  state.free.pages = state.total.pages = 100;
   const StepPlan plan = plan_step(state, options(4, 512));
   EXPECT_EQ(plan.reject, std::vector<uint32_t>{0});
   EXPECT_EQ(plan.admit, std::vector<uint32_t>{1});
+}
+
+TEST(Scheduler, EveryKindOfMemoryIsCounted) {
+  // Total: 100 pages, 50 extents, 1000 bytes; each lacks another kind, now or for ever.
+  const std::vector<WaitingSequence> waiting = {
+      {10, {10, 51, 0}, 0},   {10, {10, 0, 1001}, 0}, {10, {10, 41, 0}, 0},   {10, {10, 0, 901}, 0},
+      {10, {10, 30, 500}, 0}, {10, {10, 30, 0}, 0},   {10, {10, 10, 400}, 0},
+  };
+  SchedulerState state;
+  state.waiting = waiting;
+  state.total = {100, 50, 1000};
+  state.free = {90, 40, 900};
+  const StepPlan plan = plan_step(state, options(8, 512));
+  EXPECT_EQ(plan.reject, (std::vector<uint32_t>{0, 1}));
+  EXPECT_EQ(plan.admit, (std::vector<uint32_t>{4, 6}));  // 2 and 3 lack room now, 5 after 4
+}
+
+TEST(Scheduler, OnePromptAtATimeHasTheStagingBufferAndShortOnesPass) {
+  const WaitingSequence staged = {100, {1}, SchedulerOptions{}.max_passes, false, true};
+  const WaitingSequence plain = {10, {1}, 0, false, false};
+  const std::vector<WaitingSequence> waiting = {staged, staged, plain};
+  std::vector<RunningSequence> running;
+  SchedulerState state;
+  state.waiting = waiting;
+  state.free.pages = state.total.pages = 100;
+  EXPECT_EQ(plan_step(state, options(8, 512)).admit, (std::vector<uint32_t>{0, 2}));
+  running = {{100, 50, false, true}};
+  state.running = running;
+  EXPECT_EQ(plan_step(state, options(8, 512)).admit, (std::vector<uint32_t>{2}));
+  running = {{100, 100, false, true}};  // it decodes: the buffer is free
+  state.running = running;
+  EXPECT_EQ(plan_step(state, options(8, 512)).admit, (std::vector<uint32_t>{0, 2}));
+}
+
+TEST(Scheduler, StagedPromptsFollowEachOtherAndNobodyWaitsForThem) {
+  std::vector<SimRequest> trace;
+  for (int i = 0; i < 10; ++i) {
+    trace.push_back(request(0, 20'000, 50));
+    trace.back().exclusive_prefill = true;
+  }
+  for (int i = 0; i < 200; ++i) trace.push_back(request(0.02 * (i + 1), 100, 20));
+  Simulator simulator(options(32, 512), 100'000, 8);
+  const auto outcomes = simulator.run(trace);
+  const double step_s = simulator.step_cost_s + 512 * simulator.token_cost_s;
+  for (size_t i = 0; i < outcomes.size(); ++i) {
+    EXPECT_TRUE(outcomes[i].finished);
+    if (i >= 10) {
+      EXPECT_LE(outcomes[i].first_token_s - trace[i].arrival_s, 4 * step_s);
+    }
+    if (i > 0 && i < 10) {
+      EXPECT_GT(outcomes[i].admitted_step, outcomes[i - 1].admitted_step);
+    }
+  }
 }
 
 TEST(Scheduler, WithoutChunksAPromptOverTheStepIsRejectedAndOthersRun) {
@@ -244,11 +297,14 @@ TEST(Scheduler, RandomTracesKeepEveryPromise) {
       SimRequest one = request(arrival, 1 + random() % 120, 1 + random() % 60);
       one.reserved_output = one.output_tokens + random() % 10;
       one.wants_prompt_logits = random() % 5 == 0;
+      one.exclusive_prefill = !one.wants_prompt_logits && random() % 3 == 0;
+      one.host_extents = random() % 4;
       if (random() % 6 == 0) one.abort_after_steps = random() % 40;
       if (random() % 40 == 0) one.prompt_tokens = pages * page_tokens + 1;  // never fits
       trace.push_back(one);
     }
     Simulator simulator(mixed, pages, page_tokens);
+    simulator.total_extents = 3 + random() % 8;
     expect_all_end(simulator.run(trace));
     if (::testing::Test::HasFailure()) FAIL() << "seed " << seed;
   }

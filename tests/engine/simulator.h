@@ -25,6 +25,8 @@ struct SimRequest {
   uint64_t reserved_output = 1;  // its max_tokens
   bool wants_prompt_logits = false;
   uint64_t abort_after_steps = kNever;  // since arrival
+  bool exclusive_prefill = false;
+  uint64_t host_extents = 0;
 };
 
 struct SimOutcome {
@@ -48,6 +50,7 @@ class Simulator {
   double token_cost_s = 0.00001;
   // Requests beyond this queue length arrive later (a client that backs off).
   uint64_t max_waiting = kNever;
+  uint64_t total_extents = 0;
 
   // Runs until nothing is left. Requires: `trace` is ordered by arrival.
   std::vector<SimOutcome> run(const std::vector<SimRequest>& trace) {
@@ -70,6 +73,7 @@ class Simulator {
       if (::testing::Test::HasFatalFailure()) return outcomes_;
     }
     EXPECT_EQ(free_pages(), total_pages_);
+    EXPECT_EQ(free_extents(), total_extents);
     return outcomes_;
   }
 
@@ -99,6 +103,13 @@ class Simulator {
     return total_pages_ - used;
   }
 
+  uint64_t free_extents() const {
+    uint64_t used = 0;
+    for (const Running& running : running_) used += (*trace_)[running.request].host_extents;
+    EXPECT_LE(used, total_extents);
+    return total_extents - used;
+  }
+
   void abort_some() {
     const auto gone = [this](size_t request) {
       SimOutcome& outcome = outcomes_[request];
@@ -116,19 +127,23 @@ class Simulator {
     std::vector<engine::RunningSequence> running;
     for (const Running& sequence : running_) {
       const SimRequest& request = (*trace_)[sequence.request];
-      running.push_back({request.prompt_tokens, sequence.prefilled, request.wants_prompt_logits});
+      running.push_back({request.prompt_tokens, sequence.prefilled, request.wants_prompt_logits,
+                         request.exclusive_prefill});
     }
     std::vector<engine::WaitingSequence> waiting;
     for (const Waiting& sequence : waiting_) {
       const SimRequest& request = (*trace_)[sequence.request];
-      waiting.push_back(
-          {request.prompt_tokens, pages_of(request), sequence.passed, request.wants_prompt_logits});
+      waiting.push_back({request.prompt_tokens,
+                         {pages_of(request), request.host_extents, 0},
+                         sequence.passed,
+                         request.wants_prompt_logits,
+                         request.exclusive_prefill});
     }
     engine::SchedulerState state;
     state.running = running;
     state.waiting = waiting;
-    state.free_pages = free_pages();
-    state.total_pages = total_pages_;
+    state.free = {free_pages(), free_extents(), 0};
+    state.total = {total_pages_, total_extents, 0};
     const engine::StepPlan plan = engine::plan_step(state, options_);
     check(plan, state);
     if (::testing::Test::HasFatalFailure()) return;
@@ -143,9 +158,12 @@ class Simulator {
     ASSERT_LE(plan.tokens, options_.max_num_batched_tokens);
     ASSERT_LE(plan.logit_rows, options_.max_logit_rows);
     ASSERT_LE(state.running.size() + plan.admit.size(), options_.max_num_seqs);
-    uint64_t pages = 0;
-    for (const uint32_t index : plan.admit) pages += state.waiting[index].pages;
-    ASSERT_LE(pages, state.free_pages);
+    engine::MemoryNeed free = state.free;
+    for (const uint32_t index : plan.admit) {
+      ASSERT_TRUE(state.waiting[index].need.fits(free));
+      free -= state.waiting[index].need;
+    }
+    ASSERT_LE(staged_prompts(plan, state), 1u);
     std::vector<bool> seen(state.running.size() + plan.admit.size(), false);
     uint64_t decodes = 0;
     for (const engine::PlannedWork& work : plan.work) {
@@ -169,6 +187,18 @@ class Simulator {
       }
     }
     ASSERT_TRUE(oldest_prefill_moves(state, seen)) << "the oldest prompt stands still";
+  }
+
+  static uint64_t staged_prompts(const engine::StepPlan& plan,
+                                 const engine::SchedulerState& state) {
+    uint64_t count = 0;
+    for (const engine::RunningSequence& sequence : state.running) {
+      if (sequence.exclusive_prefill && sequence.prefilled_tokens < sequence.prompt_tokens) ++count;
+    }
+    for (const uint32_t index : plan.admit) {
+      count += state.waiting[index].exclusive_prefill ? 1 : 0;
+    }
+    return count;
   }
 
   // Without chunks a prompt is processed in one step.
