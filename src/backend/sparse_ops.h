@@ -13,7 +13,9 @@
 #include <cstdint>
 #include <span>
 
+#include "backend/cluster_items.h"
 #include "backend/device.h"
+#include "backend/head_vectors.h"
 #include "backend/ops.h"
 #include "backend/sketch_ops.h"
 #include "backend/tensor.h"
@@ -22,14 +24,6 @@
 #include "layout/paged_tokens.h"
 
 namespace spin::backend {
-
-// Vectors per KV head: vector i of head h at data + (h * head_stride + i * width) elements.
-struct HeadVectors {
-  void* data = nullptr;
-  layout::DType dtype = layout::DType::kF32;
-  uint32_t width = 0;
-  uint64_t head_stride = 0;  // elements, >= most vectors * width
-};
 
 // Partition j of a range algorithm: tokens [j * partition_tokens, (j + 1) * partition_tokens).
 struct PoolKeysItem {
@@ -41,6 +35,30 @@ struct PoolKeysItem {
   HeadVectors mean;        // outputs; data == nullptr: not wanted
   HeadVectors min;
   HeadVectors max;
+};
+
+// How far a partition's keys stray from their mean m: score = - min over its tokens k of cos(m, k),
+// where a vector of length 0 has cosine 0. Ranked, the first are the outliers.
+struct ScoreStraysItem {
+  layout::PagedTokens tokens;
+  uint32_t partition_tokens = 0;
+  uint32_t first = 0;  // partitions [first, first + count) of `tokens`, all complete
+  uint32_t count = 0;
+  HeadVectors mean;         // of partition j: vector j
+  float* scores = nullptr;  // out [kv_heads, score_stride]; entry j belongs to partition first + j
+  uint64_t score_stride = 0;
+};
+
+// sizes[h, j] = value for j in [first, first + count), then 0 for the partitions listed.
+struct FillSizesItem {
+  uint32_t* sizes = nullptr;  // out [kv_heads, size_stride]
+  uint64_t size_stride = 0;
+  uint32_t first = 0;
+  uint32_t count = 0;
+  uint32_t value = 0;
+  const uint32_t* ids = nullptr;  // [kv_heads, id_stride], within the range; null: none
+  const uint32_t* counts = nullptr;
+  uint32_t id_stride = 0;
 };
 
 // How the scores of a group's query heads become one score.
@@ -65,6 +83,9 @@ struct ScoreItem {
 
 struct ScoreMeansItem : ScoreItem {
   HeadVectors keys;  // s = scale * q . key
+  // Partition j has keys [j * n, (j + 1) * n); its s_g is the largest of theirs, lse_g runs over
+  // all keys of the partitions that are scored.
+  uint32_t keys_per_partition = 1;
 };
 
 struct ScoreBoxesItem : ScoreItem {
@@ -85,6 +106,7 @@ struct RankItem {
   uint32_t* ids = nullptr;
   uint32_t* counts = nullptr;
   uint32_t id_stride = 0;
+  uint64_t* selected = nullptr;  // added to: [kv_heads] numbers of ids; null: not wanted
 };
 
 // The list of pages that a row attends to: sinks, pinned pages, the pages of selected partitions,
@@ -136,6 +158,12 @@ class SparseOps {
 
   virtual void enqueue_pool_keys(std::span<const PoolKeysItem> items, StreamRef stream) = 0;
 
+  virtual void enqueue_score_strays(std::span<const ScoreStraysItem> items, StreamRef stream) = 0;
+
+  virtual void enqueue_fill_sizes(std::span<const FillSizesItem> items,
+                                  uint32_t kv_heads,
+                                  StreamRef stream) = 0;
+
   // q: f32 [rows, q_heads * head_dim].
   virtual void enqueue_score_means(TensorRef q,
                                    std::span<const ScoreMeansItem> items,
@@ -165,8 +193,7 @@ class SparseOps {
                                 StreamRef stream) = 0;
 
   // Sketches (backend/sketch_ops.h). head_dim and page_tokens come from `geometry`.
-  virtual void enqueue_encode_sketch(std::span<const EncodeSketchItem> items,
-                                     StreamRef stream) = 0;
+  virtual void enqueue_encode_sketch(std::span<const EncodeSketchItem> items, StreamRef stream) = 0;
   virtual void enqueue_score_sketch(TensorRef q,
                                     std::span<const ScoreSketchItem> items,
                                     const layout::KvGeometry& geometry,
@@ -177,6 +204,12 @@ class SparseOps {
                                        const layout::KvGeometry& geometry,
                                        float scale,
                                        StreamRef stream) = 0;
+
+  // Clusters (backend/cluster_items.h).
+  virtual void enqueue_cluster(std::span<const ClusterItem> items, StreamRef stream) = 0;
+  virtual void enqueue_split_ranked(std::span<const SplitRankedItem> items,
+                                    const layout::KvGeometry& geometry,
+                                    StreamRef stream) = 0;
 };
 
 }  // namespace spin::backend

@@ -19,6 +19,10 @@ class CpuSparseOps final : public SparseOps {
       : kernels_(kernels), pool_(pool), workspace_(host_memory) {}
 
   void enqueue_pool_keys(std::span<const PoolKeysItem> items, StreamRef stream) override;
+  void enqueue_score_strays(std::span<const ScoreStraysItem> items, StreamRef stream) override;
+  void enqueue_fill_sizes(std::span<const FillSizesItem> items,
+                          uint32_t kv_heads,
+                          StreamRef stream) override;
   void enqueue_score_means(TensorRef q,
                            std::span<const ScoreMeansItem> items,
                            const layout::KvGeometry& geometry,
@@ -53,6 +57,11 @@ class CpuSparseOps final : public SparseOps {
                                const layout::KvGeometry& geometry,
                                float scale,
                                StreamRef stream) override;
+  // cluster_ops.cc
+  void enqueue_cluster(std::span<const ClusterItem> items, StreamRef stream) override;
+  void enqueue_split_ranked(std::span<const SplitRankedItem> items,
+                            const layout::KvGeometry& geometry,
+                            StreamRef stream) override;
 
  private:
   const KernelSet kernels_;

@@ -41,6 +41,8 @@ Result<KernelSet> select_kernels(CpuIsa isa) {
     fill_elementwise_kernels(row.target, set);
     fill_matmul_kernels(row.target, set);
     fill_attention_kernels(row.target, set);
+    fill_cluster_kernels(row.target, set.cluster);
+    fill_select_kernels(row.target, set);
     fill_sketch_kernels(row.target, set.sketch);
     if (row.isa == CpuIsa::kAvx512Bf16) fill_avx512_bf16_kernels(set);
     return set;

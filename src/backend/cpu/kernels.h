@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "backend/cpu/cluster_kernels.h"
 #include "backend/cpu/cpu_device.h"
 #include "backend/cpu/sketch_kernels.h"
 #include "layout/dtype.h"
@@ -94,6 +95,31 @@ constexpr int64_t attention_scratch_floats(int64_t rows, int64_t head_dim) {
          kBlockKeys * (head_dim + attention_padded_dim(head_dim)) + 8 * kBlockKeys;
 }
 
+// Scores of a group's query heads against vectors in a row.
+struct ScoreTask {
+  const float* q = nullptr;  // [group, score_padded_dim(width)], scaled, zeros behind each row
+  int64_t group = 0;
+  int64_t width = 0;            // elements of a vector
+  const char* keys = nullptr;   // [count, width]; boxes: the smallest elements
+  const char* upper = nullptr;  // boxes: the largest
+  layout::DType dtype = layout::DType::kF32;
+  const uint32_t* ids = nullptr;  // vector j is number ids[j]; null: number j
+  int64_t count = 0;
+  float* out = nullptr;  // [group, out_stride]
+  int64_t out_stride = 0;
+};
+constexpr int64_t score_padded_dim(int64_t width) { return (width + 15) / 16 * 16; }
+
+// Keys of one partition of one KV head: `runs` runs of run_tokens rows, row_bytes apart.
+struct PoolTask {
+  const char* const* runs = nullptr;
+  int64_t run_count = 0;
+  int64_t run_tokens = 0;
+  uint64_t row_bytes = 0;
+  int64_t head_dim = 0;
+  layout::DType dtype = layout::DType::kF32;
+};
+
 struct KernelSet {
   const char* name = "";
   bool has_fast_bf16 = false;  // bf16 products are faster than f32
@@ -130,7 +156,32 @@ struct KernelSet {
                  int64_t head_dim,
                  float* out,
                  int64_t out_stride) = nullptr;
+
+  // Sparse selection (backend/sparse_ops.h). s = q . key.
+  void (*score_keys)(const ScoreTask& task) = nullptr;
+  // s = sum over d of max(q_d lower_d, q_d upper_d).
+  void (*score_boxes)(const ScoreTask& task) = nullptr;
+  // The largest of scores [n] and the sum of e^(score - max); -infinity and 0 if all are -infinity.
+  void (*softmax_part)(const float* scores, int64_t n, float* max, float* sum) = nullptr;
+  // to[j] = max over g of (s[g, j] - lse[g]), or the logarithm of the sum of e^ of these.
+  void (*aggregate_scores)(const float* scores,
+                           int64_t stride,
+                           int64_t group,
+                           const float* lse,
+                           bool sum,
+                           int64_t n,
+                           float* to) = nullptr;
+  // mean, min, max [head_dim] of a partition's keys; null: not wanted. The sum of the mean is one
+  // chain over the tokens.
+  void (*pool_keys)(const PoolTask& task, float* mean, float* min, float* max) = nullptr;
+  // The least cosine between mean [head_dim] and a key of the partition.
+  float (*least_cosine)(const PoolTask& task, const float* mean) = nullptr;
+  // sums[i] += weight * values[i].
+  void (*add_scaled)(
+      const char* values, layout::DType dtype, float weight, int64_t n, float* sums) = nullptr;
   SketchKernels sketch;
+
+  ClusterKernels cluster;
 };
 
 // Errors: kUnsupported if this processor lacks `isa`.
@@ -140,6 +191,7 @@ Result<KernelSet> select_kernels(CpuIsa isa);
 void fill_elementwise_kernels(int64_t target, KernelSet& set);
 void fill_matmul_kernels(int64_t target, KernelSet& set);
 void fill_attention_kernels(int64_t target, KernelSet& set);
+void fill_select_kernels(int64_t target, KernelSet& set);
 // The bf16 product on AVX-512 BF16. Requires: cpu_has_fast_bf16().
 void fill_avx512_bf16_kernels(KernelSet& set);
 
