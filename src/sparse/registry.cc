@@ -7,12 +7,14 @@
 
 #include <fmt/format.h>
 
+#include "sparse/quest.h"
+
 namespace spin::sparse {
 namespace {
 
 std::vector<RegisteredAlgorithm>& list() {
   static std::vector<RegisteredAlgorithm> algorithms = {
-      // name, summary, factory
+      {"quest", "boxes around the keys of 16 tokens bound their scores", create_quest},
   };
   return algorithms;
 }
