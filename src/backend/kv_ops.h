@@ -44,7 +44,8 @@ struct RetrieveItem {
   // no slot for (a fault).
   uint32_t* slots = nullptr;
   // Out [kv_heads, wanted.stride] positions in `wanted` of the pages fetched, ascending, and their
-  // numbers [kv_heads]; null: not wanted.
+  // numbers [kv_heads]; null: not wanted. With kValuesOnly: of those that came without keys. Faults
+  // are left out.
   uint32_t* fetched = nullptr;
   uint32_t* fetched_counts = nullptr;
   layout::RetrieveCounters* counters = nullptr;  // [kv_heads]

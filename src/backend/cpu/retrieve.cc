@@ -25,7 +25,8 @@ struct HeadCall {
   const uint8_t* tokens = nullptr;  // [count]
   uint32_t count = 0;
   uint32_t* slots = nullptr;    // out [count]
-  uint32_t* missing = nullptr;  // out [count], positions
+  uint32_t* fetched = nullptr;  // out [count], positions; or null
+  uint32_t* missing = nullptr;  // [count], positions
   uint32_t* victims = nullptr;  // [count]
   layout::RetrieveCounters* counters = nullptr;
   uint32_t keyless_end = 0;  // pages with lower ids are fetched without keys
@@ -62,7 +63,29 @@ bool fetch(const HeadCall& call, const TieredPoolRef& pool, uint32_t i, std::byt
   return true;
 }
 
-// Returns the number of pages fetched, or -1 if the cache is too small for them.
+// Brings the missing pages to the victims' slots. Returns how many are in `fetched`.
+uint32_t fetch_all(const HeadCall& call, const TieredPoolRef& pool, uint32_t misses) {
+  HeadPages& head = *call.head;
+  uint32_t fetched = 0;
+  for (uint32_t m = 0; m < misses; ++m) {
+    const uint32_t i = call.missing[m];
+    const uint32_t page = call.pages[i];
+    const uint32_t entry = call.victims[m];
+    if (head.pages[entry] != kNoPage) ++call.counters->evictions;
+    call.slots[i] = head.slots[entry];
+    const bool good = fetch(call, pool, i, slot_address(pool.fast, head.slots[entry]));
+    // What is not the page is not found again either.
+    layout::set_entry(head, entry, good ? page : kNoPage);
+    head.stamps[entry] = call.epoch;
+    if (!good) ++call.counters->faults;
+    const bool is_listed = good && (call.keyless_end == 0 || page < call.keyless_end);
+    if (is_listed && call.fetched != nullptr) call.fetched[fetched++] = i;
+  }
+  call.counters->misses += misses;
+  return fetched;
+}
+
+// Returns how many pages are in `fetched`, or -1 if the cache is too small for what is wanted.
 int64_t retrieve_head(const HeadCall& call, const TieredPoolRef& pool) {
   HeadPages& head = *call.head;
   if (head.is_flat()) {
@@ -83,19 +106,7 @@ int64_t retrieve_head(const HeadCall& call, const TieredPoolRef& pool) {
   call.counters->hits += call.count - misses;
   if (misses == 0) return 0;
   if (layout::choose_victims(head, call.epoch, misses, call.victims) < misses) return -1;
-  call.counters->misses += misses;
-  for (uint32_t m = 0; m < misses; ++m) {
-    const uint32_t i = call.missing[m];
-    const uint32_t entry = call.victims[m];
-    if (head.pages[entry] != kNoPage) ++call.counters->evictions;
-    call.slots[i] = head.slots[entry];
-    const bool good = fetch(call, pool, i, slot_address(pool.fast, head.slots[entry]));
-    // What is not the page is not found again either.
-    layout::set_entry(head, entry, good ? call.pages[i] : kNoPage);
-    head.stamps[entry] = call.epoch;
-    if (!good) ++call.counters->faults;
-  }
-  return misses;
+  return fetch_all(call, pool, misses);
 }
 
 HeadCall head_call(const RetrieveItem& item, uint32_t h, std::vector<uint32_t>& scratch) {
@@ -108,7 +119,8 @@ HeadCall head_call(const RetrieveItem& item, uint32_t h, std::vector<uint32_t>& 
   call.slots = item.slots + first;
   if (scratch.size() < 2 * uint64_t{call.count}) scratch.resize(2 * uint64_t{call.count});
   call.victims = scratch.data();
-  call.missing = item.fetched != nullptr ? item.fetched + first : scratch.data() + call.count;
+  call.missing = scratch.data() + call.count;
+  call.fetched = item.fetched != nullptr ? item.fetched + first : nullptr;
   call.counters = item.counters + h;
   if (item.planes == layout::Planes::kValuesOnly) call.keyless_end = item.planes_end;
   call.epoch = item.epoch;
