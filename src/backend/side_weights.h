@@ -28,10 +28,14 @@ class SideWeights {
   virtual Result<std::string> setting(std::string_view key) const = 0;
 };
 
+// In front of a location: it is relative to the model's folder. No option of a user can begin so.
+inline constexpr std::string_view kBesideModel = "model:";
+
 class SideWeightSource {
  public:
   virtual ~SideWeightSource() = default;
-  // `location`: what the user wrote. Errors: those of reading files.
+  // `location`: what the user wrote, relative to the current folder; or kBesideModel and a path
+  // relative to the model's. Errors: those of reading files.
   virtual Result<std::unique_ptr<SideWeights>> open(std::string_view location) = 0;
 };
 
