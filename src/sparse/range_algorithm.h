@@ -10,6 +10,7 @@
 #include <span>
 
 #include "backend/sparse_ops.h"
+#include "sparse/outlier_zone.h"
 #include "sparse/range_partition.h"
 #include "sparse/registry.h"
 #include "sparse/sparse_algorithm.h"
@@ -119,6 +120,9 @@ class RangeAlgorithm : public SparseAlgorithm {
   // Layers with an index, and which of them `layer` is. Requires: it is not dense.
   uint64_t indexed_layers() const;
   uint64_t indexed_layer(uint32_t layer) const { return layer - descriptor_.dense_layers; }
+  static SelectScratch scratch(const RangeIndex& index) {
+    return {index.scores_, index.most_partitions_, index.ids_, index.counts_, index.id_stride_};
+  }
   // Summaries of one vector per partition: array number `array` of the index's arrays
   // [indexed layers, kv_heads, most_partitions * vectors, head_dim] of the KV type.
   uint64_t vector_array_bytes(uint64_t most_partitions, uint32_t vectors = 1) const;

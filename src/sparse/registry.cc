@@ -7,14 +7,20 @@
 
 #include <fmt/format.h>
 
+#include "sparse/oracle.h"
 #include "sparse/quest.h"
+#include "sparse/shadowkv.h"
+#include "sparse/streaming.h"
 
 namespace spin::sparse {
 namespace {
 
 std::vector<RegisteredAlgorithm>& list() {
   static std::vector<RegisteredAlgorithm> algorithms = {
+      {"streaming", "the first tokens and a window of the newest ones", create_streaming},
       {"quest", "boxes around the keys of 16 tokens bound their scores", create_quest},
+      {"shadowkv", "means of 8 keys as landmarks, outliers stay resident", create_shadowkv},
+      {"oracle", "exact scores from a copy of all keys, for comparison", create_oracle},
   };
   return algorithms;
 }
