@@ -44,11 +44,11 @@ struct GateKeysItem {
 };
 
 // z = rope(norm(sum over g of q_g before RoPE . query[h, g])) at `position`;
-// scores[j] = ln softmax over the vectors of  z . keys[first + j] / sqrt(width).
+// scores[j] = ln softmax of  z . keys[first + j] / sqrt(width)  over vectors [0, first + count).
 struct GateScoreItem {
   uint64_t row = 0;  // of q
   uint64_t position = 0;
-  uint32_t first = 0;  // vectors [first, first + count)
+  uint32_t first = 0;  // vectors [first, first + count) are scored
   uint32_t count = 0;
   HeadVectors keys;
   float* scores = nullptr;  // out [kv_heads, score_stride]

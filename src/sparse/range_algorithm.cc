@@ -151,7 +151,7 @@ void RangeAlgorithm::enqueue_select(backend::TensorRef q,
       list.id_stride = index.id_stride_;
       scores.push_back({&index, item.row, partition_.first_ranked(),
                         partition_.ranked(item.tail_first_token), index.scores_,
-                        index.most_partitions_});
+                        index.most_partitions_, item.context_tokens - 1});
       backend::RankItem rank;
       rank.scores = index.scores_;
       rank.score_stride = index.most_partitions_;

@@ -42,6 +42,7 @@ struct RangeScores {
   uint32_t count = 0;
   float* scores = nullptr;  // [kv_heads, score_stride]
   uint64_t score_stride = 0;
+  uint64_t position = 0;  // of the row's token
 };
 
 // Which of the ranked partitions are taken.

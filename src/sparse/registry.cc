@@ -9,6 +9,8 @@
 
 #include "sparse/oracle.h"
 #include "sparse/quest.h"
+#include "sparse/retroinfer.h"
+#include "sparse/seer.h"
 #include "sparse/shadowkv.h"
 #include "sparse/streaming.h"
 
@@ -20,7 +22,10 @@ std::vector<RegisteredAlgorithm>& list() {
       {"streaming", "the first tokens and a window of the newest ones", create_streaming},
       {"quest", "boxes around the keys of 16 tokens bound their scores", create_quest},
       {"shadowkv", "means of 8 keys as landmarks, outliers stay resident", create_shadowkv},
+      {"seer", "gates learned for the model score blocks of 32 or 64 tokens", create_seer},
       {"oracle", "exact scores from a copy of all keys, for comparison", create_oracle},
+      {"retroinfer", "clusters of like keys, the best retrieved, the next estimated",
+       create_retroinfer},
   };
   return algorithms;
 }

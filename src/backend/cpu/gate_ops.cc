@@ -133,15 +133,23 @@ float dot(const float* a, const float* b, int64_t n) {
   return sums[0];
 }
 
-// From scores to their log softmax, in place.
-void log_softmax(float* scores, uint32_t count) {
-  if (count == 0) return;
-  const float top = *std::max_element(scores, scores + count);
-  double total = 0;
-  for (uint32_t j = 0; j < count; ++j) total += std::exp(scores[j] - top);
-  const auto lse = static_cast<float>(top + std::log(total));
-  for (uint32_t j = 0; j < count; ++j) scores[j] -= lse;
-}
+// ln of the sum of e^s over what was added, without overflow.
+class LogSum {
+ public:
+  void add(float score) {
+    if (score > top_) {
+      total_ = total_ * std::exp(static_cast<double>(top_) - score) + 1;
+      top_ = score;
+    } else {
+      total_ += std::exp(static_cast<double>(score) - top_);
+    }
+  }
+  float value() const { return static_cast<float>(top_ + std::log(total_)); }
+
+ private:
+  float top_ = -std::numeric_limits<float>::infinity();
+  double total_ = 0;
+};
 
 // Scores of one KV head. queries: its group's rotated queries [group, head_dim]; turned: as much
 // scratch.
@@ -170,11 +178,15 @@ void score_head(const KernelSet& kernels,
   const uint64_t row_bytes = w.width * layout::dtype_bytes(item.keys.dtype);
   const auto* rows = static_cast<const char*>(item.keys.data) +
                      head * item.keys.head_stride * layout::dtype_bytes(item.keys.dtype);
-  for (uint32_t j = 0; j < item.count; ++j) {
-    load_floats(rows + (uint64_t{item.first} + j) * row_bytes, item.keys.dtype, w.width, key);
-    scores[j] = scale * dot(z, key, w.width);
+  LogSum sum;
+  for (uint64_t j = 0; j < uint64_t{item.first} + item.count; ++j) {
+    load_floats(rows + j * row_bytes, item.keys.dtype, w.width, key);
+    const float score = scale * dot(z, key, w.width);
+    sum.add(score);
+    if (j >= item.first) scores[j - item.first] = score;
   }
-  log_softmax(scores, item.count);
+  const float log_sum = sum.value();
+  for (uint32_t j = 0; j < item.count; ++j) scores[j] -= log_sum;
 }
 
 }  // namespace
