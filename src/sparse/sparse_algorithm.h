@@ -117,6 +117,9 @@ struct SelectItem {
   layout::PageList list;          // out
   uint64_t* attended = nullptr;   // added to: [kv_heads] tokens on the list
   uint64_t* selected = nullptr;   // added to: [kv_heads] partitions selected
+  // Added to: [kv_heads] partitions that the budget bought but whose pages did not fit the bound of
+  // selected pages; they are estimated instead. Null: not wanted.
+  uint64_t* overflows = nullptr;
 };
 
 struct EstimateItem {
