@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Low-bit sketches of keys (and values) and the items of the operations on them (SparseOps).
 //
-// A sketch of a vector x of one KV head, mean mu:
+// A sketch of a vector x of one KV head, with an offset mu (one for the tokens before
+// SketchArray::split, another one from there on, so that a few tokens are enough to begin with):
 //
 //   y = H (x - mu)      H: normalised Walsh-Hadamard matrix of the size of the head; where that is
 //                       no power of two, one block per power of two, the largest first
@@ -56,12 +57,15 @@ constexpr uint32_t sketch_words(uint32_t head_dim, uint32_t bits) {
   return (head_dim * bits + 31) / 32;
 }
 
+enum class Plane : uint8_t { kKeys, kValues };
+
 // Sketches of one layer of a sequence.
 struct SketchArray {
   uint32_t* codes = nullptr;     // [kv_heads, capacity / 16, words, 16]
   base::Fp16* scales = nullptr;  // [kv_heads, capacity]
-  float* mean = nullptr;         // [kv_heads, head_dim]
+  float* means = nullptr;        // [2, kv_heads, head_dim]
   uint64_t capacity = 0;         // tokens, a multiple of 16
+  uint64_t split = 0;            // tokens from this one on have the second mean; a multiple of 16
   uint32_t bits = 2;             // 1, 2 or 4
 
   uint32_t* head_codes(uint32_t head, uint32_t words) const {
@@ -71,7 +75,17 @@ struct SketchArray {
 };
 static_assert(std::is_trivially_copyable_v<SketchArray>);
 
-enum class Plane : uint8_t { kKeys, kValues };
+// mean = (begin ? 0 : mean) + the sum of tokens [first, first + count), one by one; then times
+// `factor` unless that is 0. So a mean can be gathered piece by piece, with the same bits.
+struct SketchMeanItem {
+  layout::PagedTokens tokens;
+  Plane plane = Plane::kKeys;
+  bool begin = false;
+  uint64_t first = 0;
+  uint64_t count = 0;
+  float factor = 0.0f;
+  float* mean = nullptr;  // [kv_heads, head_dim]
+};
 
 // Sketches of tokens [first, first + count) of `tokens` become those of tokens out_first and so on.
 // A block of 16 is cleared when its first token is written: tokens come in ascending order.
@@ -80,14 +94,11 @@ struct EncodeSketchItem {
   uint64_t first = 0;
   uint64_t count = 0;
   uint64_t out_first = 0;
-  // Not 0: out.mean becomes the mean of tokens [0, mean_tokens) of `tokens` first (sums in token
-  // order).
-  uint64_t mean_tokens = 0;
   SketchArray out;
   Plane plane = Plane::kKeys;
 };
 
-// Scores of pages by sketches of their tokens, s_t = scale * a_t * t * <c_t, r>:
+// Scores of pages by sketches of their tokens, s_t = scale * (a_t t <c_t, r> + q . mu_t):
 //   score of a page = max over the group's query heads g and the page's tokens of (s_g,t - lse_g),
 // lse_g over all tokens of pages [first, first + count). Natural logarithms.
 struct ScoreSketchItem {
@@ -100,7 +111,7 @@ struct ScoreSketchItem {
 };
 
 // Attention to tokens [0, tokens) whose pages are not on `list`, out of their sketches:
-//   s_t = scale * (a_t t <c_t, r> + q . mu_k),  v_t = mu_v + b_t H d_t,
+//   s_t as above,  v_t = nu_t + b_t H d_t, nu_t its offset,
 //   part = sum_t e^(s_t) v_t / den,  den = sum_t e^(s_t),  lse = ln den.
 struct EstimateSketchItem {
   uint64_t row = 0;

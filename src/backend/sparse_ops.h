@@ -193,6 +193,7 @@ class SparseOps {
                                 StreamRef stream) = 0;
 
   // Sketches (backend/sketch_ops.h). head_dim and page_tokens come from `geometry`.
+  virtual void enqueue_sketch_mean(std::span<const SketchMeanItem> items, StreamRef stream) = 0;
   virtual void enqueue_encode_sketch(std::span<const EncodeSketchItem> items, StreamRef stream) = 0;
   virtual void enqueue_score_sketch(TensorRef q,
                                     std::span<const ScoreSketchItem> items,

@@ -197,8 +197,8 @@ void Pipeline::enqueue_attention(const LayerCall& call,
     exact.push_back(
         {row.row, sequence.slots_, sequence.list_, estimated ? sequence.log_sum_exp_ : nullptr});
     if (!estimated) continue;
-    estimates.push_back(
-        {&sequence.index(), row.row, sequence.list_, sequence.part_, sequence.part_log_sum_exp_});
+    estimates.push_back({&sequence.index(), row.row, sequence.list_, sequence.part_,
+                         sequence.part_log_sum_exp_, sequence.kv().tail_first_token(call.layer)});
     merges.push_back({row.row, sequence.log_sum_exp_, sequence.part_, sequence.part_log_sum_exp_});
   }
   kv_ops.enqueue_list_attention(call.q, exact, store_.ref().fast, model_.scale, call.out, stream);

@@ -12,6 +12,7 @@
 #include "sparse/retroinfer.h"
 #include "sparse/seer.h"
 #include "sparse/shadowkv.h"
+#include "sparse/sketch.h"
 #include "sparse/streaming.h"
 
 namespace spin::sparse {
@@ -26,6 +27,7 @@ std::vector<RegisteredAlgorithm>& list() {
       {"oracle", "exact scores from a copy of all keys, for comparison", create_oracle},
       {"retroinfer", "clusters of like keys, the best retrieved, the next estimated",
        create_retroinfer},
+      {"sketch", "sketches of 1, 2 or 4 bits of every key rank pages", create_sketch},
   };
   return algorithms;
 }

@@ -128,6 +128,7 @@ struct EstimateItem {
   layout::PageList list;         // attended exactly
   float* part = nullptr;         // out [q_heads, head_dim]
   float* log_sum_exp = nullptr;  // out [q_heads]
+  uint64_t tail_first_token = 0;  // its position
 };
 
 // Keys of pages that came without them. Entries fetched[i] of the list lie in slots[...] now.

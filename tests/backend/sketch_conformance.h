@@ -30,16 +30,21 @@ class SketchConformance : public OpsConformance {
     backend::SketchArray array;
     std::vector<uint32_t> codes;
     std::vector<base::Fp16> scales;
-    std::vector<float> mean;
+    std::vector<float> means;
+
+    const float* mean(uint32_t head, uint64_t token, const SketchShape& shape) const {
+      return &means[((token < array.split ? 0 : shape.kv_heads) + head) * shape.head_dim];
+    }
   };
 
   // Random keys and values of `tokens` tokens in pages.
   void make_tokens(const SketchShape& shape, uint64_t tokens, uint64_t seed);
   // Requires: tokens lie on the device.
   void put_tokens();
-  Sketches make_sketches(uint64_t capacity, uint32_t bits);
-  void encode(
-      Sketches& out, backend::Plane plane, uint64_t first, uint64_t count, uint64_t mean_tokens);
+  Sketches make_sketches(uint64_t capacity, uint32_t bits, uint64_t split);
+  // The first mean is that of tokens [0, first), the second one that of tokens [0, split).
+  void set_means(Sketches& out, backend::Plane plane, uint64_t first);
+  void encode(Sketches& out, backend::Plane plane, uint64_t first, uint64_t count);
   void read(Sketches& sketches);
 
   float& element(backend::Plane plane, uint32_t head, uint64_t token, uint32_t d);
@@ -48,7 +53,7 @@ class SketchConformance : public OpsConformance {
   double scale_of(const Sketches& s, uint32_t head, uint64_t token) const;
   // H (x - mean) in double.
   std::vector<double> rotated(const float* x, const float* mean) const;
-  // Scores by the definition out of the codes read back: a t <c, r>, and how far they may be off.
+  // Scores by the definition out of the codes read back, and how far they may be off.
   std::vector<Bounded> token_scores(
       const Sketches& keys, const float* q, uint32_t head, uint64_t tokens, float scale) const;
 

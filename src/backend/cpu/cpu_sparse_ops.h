@@ -46,6 +46,7 @@ class CpuSparseOps final : public SparseOps {
                         StreamRef stream) override;
 
   // sketch_ops.cc
+  void enqueue_sketch_mean(std::span<const SketchMeanItem> items, StreamRef stream) override;
   void enqueue_encode_sketch(std::span<const EncodeSketchItem> items, StreamRef stream) override;
   void enqueue_score_sketch(TensorRef q,
                             std::span<const ScoreSketchItem> items,

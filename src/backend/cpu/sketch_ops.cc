@@ -57,8 +57,19 @@ void load_row(const std::byte* row, DType dtype, int64_t count, float* to) {
   for (int64_t i = 0; i < count; ++i) to[i] = base::to_float(from[i]);
 }
 
-const std::byte* row_of(const EncodeSketchItem& item, uint32_t head, uint64_t token) {
-  return item.plane == Plane::kKeys ? item.tokens.key(head, token) : item.tokens.value(head, token);
+const std::byte* row_of(const layout::PagedTokens& tokens,
+                        Plane plane,
+                        uint32_t head,
+                        uint64_t token) {
+  return plane == Plane::kKeys ? tokens.key(head, token) : tokens.value(head, token);
+}
+
+// Offset of a token of a head: the first mean or the second one.
+const float* mean_of(const SketchArray& array,
+                     const layout::KvGeometry& geometry,
+                     uint32_t head,
+                     bool second) {
+  return array.means + ((second ? uint64_t{geometry.kv_heads} : 0) + head) * geometry.head_dim;
 }
 
 // Boundaries between neighbouring levels, in units of the rms: code = number of them below.
@@ -97,7 +108,7 @@ void encode(const float* y,
   uint32_t* to =
       out.head_codes(head, words) + token / kSketchBlockTokens * words * kSketchBlockTokens;
   const uint64_t lane = token % kSketchBlockTokens;
-  float dot = 0.0f;
+  float product = 0.0f;
   float norm = 0.0f;
   const uint32_t per_word = 32 / bits;
   for (uint32_t w = 0; w < words; ++w) {
@@ -110,26 +121,27 @@ void encode(const float* y,
       for (int k = 0; k < boundaries.count; ++k) code += u >= boundaries.at[k] ? 1 : 0;
       word |= code << (i * bits);
       const auto level = static_cast<float>(levels.shifted[code] - levels.offset);
-      dot += u * level;
+      product += u * level;
       norm += level * level;
     }
     to[w * kSketchBlockTokens + lane] = word;
   }
-  const float scale = usable ? rms * (dot / norm) : 0.0f;
+  const float scale = usable ? rms * (product / norm) : 0.0f;
   out.head_scales(head)[token] = base::to_fp16(std::min(scale, kLargestScale));
 }
 
-void set_mean(const EncodeSketchItem& item, uint32_t head) {
-  const int64_t dim = item.tokens.geometry.head_dim;
+void add_to_mean(const SketchMeanItem& item, uint32_t head) {
+  const layout::KvGeometry& geometry = item.tokens.geometry;
+  const int64_t dim = geometry.head_dim;
   std::vector<float> row(static_cast<size_t>(dim));
-  float* mean = item.out.mean + head * dim;
-  std::fill_n(mean, dim, 0.0f);
-  for (uint64_t t = 0; t < item.mean_tokens; ++t) {
-    load_row(row_of(item, head, t), item.tokens.geometry.dtype, dim, row.data());
+  float* mean = item.mean + head * dim;
+  if (item.begin) std::fill_n(mean, dim, 0.0f);
+  for (uint64_t t = item.first; t < item.first + item.count; ++t) {
+    load_row(row_of(item.tokens, item.plane, head, t), geometry.dtype, dim, row.data());
     for (int64_t i = 0; i < dim; ++i) mean[i] += row[static_cast<size_t>(i)];
   }
-  const float factor = 1.0f / static_cast<float>(item.mean_tokens);
-  for (int64_t i = 0; i < dim; ++i) mean[i] *= factor;
+  if (item.factor == 0.0f) return;
+  for (int64_t i = 0; i < dim; ++i) mean[i] *= item.factor;
 }
 
 // Tokens [begin, end) of the output. `begin` is the first one or begins a block.
@@ -138,7 +150,6 @@ void encode_range(const EncodeSketchItem& item, uint32_t head, uint64_t begin, u
   const int64_t dim = geometry.head_dim;
   const uint32_t words = sketch_words(geometry.head_dim, item.out.bits);
   const Boundaries boundaries = boundaries_of(item.out.bits);
-  const float* mean = item.out.mean + head * dim;
   std::vector<float> y(static_cast<size_t>(dim));
   for (uint64_t t = begin; t < end; ++t) {
     if (t % kSketchBlockTokens == 0) {
@@ -146,7 +157,9 @@ void encode_range(const EncodeSketchItem& item, uint32_t head, uint64_t begin, u
                   size_t{words} * kSketchBlockTokens * sizeof(uint32_t));
       std::fill_n(item.out.head_scales(head) + t, kSketchBlockTokens, base::Fp16{});
     }
-    load_row(row_of(item, head, item.first + (t - item.out_first)), geometry.dtype, dim, y.data());
+    const uint64_t from = item.first + (t - item.out_first);
+    load_row(row_of(item.tokens, item.plane, head, from), geometry.dtype, dim, y.data());
+    const float* mean = mean_of(item.out, geometry, head, t >= item.out.split);
     for (int64_t i = 0; i < dim; ++i) y[static_cast<size_t>(i)] -= mean[i];
     rotate(y.data(), dim);
     encode(y.data(), dim, item.out, head, t, boundaries);
@@ -163,14 +176,13 @@ struct EncodeTask {
 void check_array(const SketchArray& array, uint64_t tokens) {
   SPIN_CHECK(array.bits == 1 || array.bits == 2 || array.bits == 4);
   SPIN_CHECK(array.capacity % kSketchBlockTokens == 0 && tokens <= array.capacity);
+  SPIN_CHECK(array.split % kSketchBlockTokens == 0);
 }
 
 Status run_encode(const std::vector<EncodeSketchItem>& items, base::ThreadPool& pool) {
-  std::vector<EncodeTask> means;
   std::vector<EncodeTask> tasks;
   for (const EncodeSketchItem& item : items) {
     for (uint32_t head = 0; head < item.tokens.geometry.kv_heads; ++head) {
-      if (item.mean_tokens > 0) means.push_back({&item, head, 0, 0});
       const uint64_t end = item.out_first + item.count;
       for (uint64_t t = item.out_first; t < end;) {
         const uint64_t next = std::min(end, (t / kEncodeTokens + 1) * kEncodeTokens);
@@ -179,8 +191,6 @@ Status run_encode(const std::vector<EncodeSketchItem>& items, base::ThreadPool& 
       }
     }
   }
-  pool.parallel_for(means.size(),
-                    [&](size_t i, uint32_t) { set_mean(*means[i].item, means[i].head); });
   pool.parallel_for(tasks.size(), [&](size_t i, uint32_t) {
     encode_range(*tasks[i].item, tasks[i].head, tasks[i].begin, tasks[i].end);
   });
@@ -192,19 +202,19 @@ struct PreparedQuery {
   uint32_t* pairs = nullptr;
   int32_t* corrections = nullptr;
   float* factors = nullptr;
-  float* biases = nullptr;
-  int64_t steps = 0;  // pairs per query head
+  float* biases = nullptr;  // [2, group], by mean
+  int64_t steps = 0;        // pairs per query head
   int64_t group = 0;
 
-  SketchQuery part(int64_t first) const {
-    return {pairs + steps * first, corrections + first, factors + first, biases + first,
-            std::min(kSketchGroup, group - first)};
+  SketchQuery part(int64_t first, bool second) const {
+    return {pairs + steps * first, corrections + first, factors + first,
+            biases + (second ? group : 0) + first, std::min(kSketchGroup, group - first)};
   }
 };
 
 int64_t prepared_words(int64_t head_dim, uint32_t bits, int64_t group) {
   const int64_t steps = int64_t{sketch_words(static_cast<uint32_t>(head_dim), bits)} * 16 / bits;
-  return ceil_div<int64_t>(group * (steps + 3), 16) * 16;
+  return ceil_div<int64_t>(group * (steps + 4), 16) * 16;
 }
 
 PreparedQuery prepared_at(uint32_t* memory, int64_t head_dim, uint32_t bits, int64_t group) {
@@ -218,17 +228,20 @@ PreparedQuery prepared_at(uint32_t* memory, int64_t head_dim, uint32_t bits, int
   return q;
 }
 
-// `mean`: null, or what the bias is made with.
+float dot(const float* a, const float* b, int64_t count) {
+  float sum = 0.0f;
+  for (int64_t i = 0; i < count; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+// Query head g of the group; all but its biases.
 void prepare_head(const float* q,
                   int64_t head_dim,
                   uint32_t bits,
                   float scale,
-                  const float* mean,
                   int64_t g,
                   const PreparedQuery& out) {
   std::vector<float> y(q, q + head_dim);
-  float dot = 0.0f;
-  for (int64_t i = 0; mean != nullptr && i < head_dim; ++i) dot += q[i] * mean[i];
   rotate(y.data(), head_dim);
   float largest = 0.0f;
   bool finite = true;
@@ -255,7 +268,6 @@ void prepare_head(const float* q,
   }
   out.corrections[g] = sketch_levels(bits).offset * sum;
   out.factors[g] = scale * step;
-  out.biases[g] = scale * dot;
 }
 
 // Blocks of `array` that hold tokens [begin, end) of a head.
@@ -308,27 +320,40 @@ struct SketchCall {
   }
   uint32_t words(uint32_t bits) const { return sketch_words(geometry.head_dim, bits); }
 
-  void prepare(const SketchArray& keys,
-               uint64_t row,
-               uint32_t head,
-               const float* mean,
-               float* memory) const {
+  void prepare(const SketchArray& keys, uint64_t row, uint32_t head, float* memory) const {
     const PreparedQuery out =
         prepared_at(reinterpret_cast<uint32_t*>(memory), dim(), keys.bits, group());
     for (int64_t g = 0; g < group(); ++g) {
-      prepare_head(query(row, head, g), dim(), keys.bits, scale, mean, g, out);
+      const float* from = query(row, head, g);
+      prepare_head(from, dim(), keys.bits, scale, g, out);
+      for (const bool second : {false, true}) {
+        out.biases[(second ? group() : 0) + g] =
+            scale * dot(from, mean_of(keys, geometry, head, second), dim());
+      }
     }
   }
-  // Scores of all tokens of `blocks`: [group, blocks * 16].
+  // Scores of all tokens of the blocks that hold [begin, end): [group, stride].
   void score(const SketchKernels& kernels,
-             const SketchBlocks& blocks,
+             const SketchArray& keys,
+             uint32_t head,
+             int64_t begin,
+             int64_t end,
+             int64_t stride,
              float* prepared,
              float* scores) const {
-    const PreparedQuery q_parts =
-        prepared_at(reinterpret_cast<uint32_t*>(prepared), dim(), blocks.bits, group());
-    const int64_t stride = blocks.blocks * kSketchBlockTokens;
-    for (int64_t g = 0; g < group(); g += kSketchGroup) {
-      kernels.score(blocks, q_parts.part(g), scores + g * stride, stride);
+    const PreparedQuery query_parts =
+        prepared_at(reinterpret_cast<uint32_t*>(prepared), dim(), keys.bits, group());
+    const auto split = std::clamp(static_cast<int64_t>(keys.split), begin, end);
+    const int64_t origin = begin / kSketchBlockTokens * kSketchBlockTokens;
+    for (const bool second : {false, true}) {
+      const int64_t from = second ? split : begin;
+      const int64_t to = second ? end : split;
+      if (from == to) continue;
+      const SketchBlocks blocks = blocks_of(keys, head, words(keys.bits), from, to);
+      float* out = scores + (from / kSketchBlockTokens * kSketchBlockTokens - origin);
+      for (int64_t g = 0; g < group(); g += kSketchGroup) {
+        kernels.score(blocks, query_parts.part(g, second), out + g * stride, stride);
+      }
     }
   }
 };
@@ -378,7 +403,7 @@ class ScoreRun {
     float* scratch = memory_ + floats;
     pool.parallel_for(works_.size(), [&](size_t i, uint32_t) {
       const ScoreSketchItem& item = items_[works_[i].item];
-      call_.prepare(item.keys, item.row, works_[i].head, nullptr, memory_ + works_[i].query);
+      call_.prepare(item.keys, item.row, works_[i].head, memory_ + works_[i].query);
     });
     const std::vector<TileTask> tasks = tile_tasks(works_);
     pool.parallel_for(tasks.size(), [&](size_t i, uint32_t slot) {
@@ -395,10 +420,9 @@ class ScoreRun {
     const int64_t first = tile * pages_per_tile_;  // page, from the item's first on
     const int64_t pages = std::min(pages_per_tile_, item.count - first);
     const int64_t begin = (item.first + first) * page_tokens;
-    const SketchBlocks blocks = blocks_of(item.keys, work.head, call_.words(item.keys.bits), begin,
-                                          begin + pages * page_tokens);
-    call_.score(kernels, blocks, memory_ + work.query, scratch);
-    const int64_t stride = blocks.blocks * kSketchBlockTokens;
+    const int64_t stride = pages_per_tile_ * page_tokens + 2 * int64_t{kSketchBlockTokens};
+    call_.score(kernels, item.keys, work.head, begin, begin + pages * page_tokens, stride,
+                memory_ + work.query, scratch);
     for (int64_t g = 0; g < call_.group(); ++g) {
       float* stat = memory_ + work.stats + (tile * call_.group() + g) * 2;
       kernels.page_maxima(scratch + g * stride + begin % kSketchBlockTokens, pages, page_tokens,
@@ -436,7 +460,7 @@ class EstimateRun {
     const int64_t group = call_.group();
     int64_t floats = 0;
     for (size_t i = 0; i < items_.size(); ++i) {
-      const int64_t tiles = ceil_div(static_cast<int64_t>(items_[i].tokens), kEstimateTileTokens);
+      const int64_t tiles = first_tiles(items_[i]) + second_tiles(items_[i]);
       for (uint32_t head = 0; head < call_.geometry.kv_heads; ++head) {
         HeadWork work{i, head, tiles, floats, 0, 0};
         work.stats = work.query + prepared_words(call_.dim(), items_[i].keys.bits, group);
@@ -453,8 +477,7 @@ class EstimateRun {
     float* scratch = memory_ + floats;
     pool.parallel_for(works_.size(), [&](size_t i, uint32_t) {
       const EstimateSketchItem& item = items_[works_[i].item];
-      call_.prepare(item.keys, item.row, works_[i].head,
-                    item.keys.mean + works_[i].head * call_.dim(), memory_ + works_[i].query);
+      call_.prepare(item.keys, item.row, works_[i].head, memory_ + works_[i].query);
     });
     const std::vector<TileTask> tasks = tile_tasks(works_);
     pool.parallel_for(tasks.size(), [&](size_t i, uint32_t slot) {
@@ -465,6 +488,17 @@ class EstimateRun {
   }
 
  private:
+  // No tile has tokens on both sides of the split.
+  static int64_t split_of(const EstimateSketchItem& item) {
+    return static_cast<int64_t>(std::min(item.keys.split, item.tokens));
+  }
+  static int64_t first_tiles(const EstimateSketchItem& item) {
+    return ceil_div(split_of(item), kEstimateTileTokens);
+  }
+  static int64_t second_tiles(const EstimateSketchItem& item) {
+    return ceil_div(static_cast<int64_t>(item.tokens) - split_of(item), kEstimateTileTokens);
+  }
+
   // Scores of tokens that are attended exactly, or are not there, become -infinity.
   void mask(const EstimateSketchItem& item,
             uint32_t head,
@@ -492,13 +526,15 @@ class EstimateRun {
   void run_tile(const HeadWork& work, int64_t tile, const SketchKernels& kernels, float* scratch) {
     const EstimateSketchItem& item = items_[work.item];
     const int64_t group = call_.group();
-    const int64_t begin = tile * kEstimateTileTokens;
-    const int64_t end = std::min(begin + kEstimateTileTokens, static_cast<int64_t>(item.tokens));
-    const SketchBlocks keys =
-        blocks_of(item.keys, work.head, call_.words(item.keys.bits), begin, end);
+    const int64_t skipped = first_tiles(item);
+    const bool second = tile >= skipped;
+    const int64_t begin =
+        (second ? split_of(item) : 0) + (second ? tile - skipped : tile) * kEstimateTileTokens;
+    const int64_t end = std::min(begin + kEstimateTileTokens,
+                                 second ? static_cast<int64_t>(item.tokens) : split_of(item));
     const SketchBlocks values = blocks_of(item.values, work.head, call_.words(2), begin, end);
-    call_.score(kernels, keys, memory_ + work.query, scratch);
-    const int64_t stride = keys.blocks * kSketchBlockTokens;
+    const int64_t stride = values.blocks * kSketchBlockTokens;
+    call_.score(kernels, item.keys, work.head, begin, end, stride, memory_ + work.query, scratch);
     mask(item, work.head, begin, end, stride, scratch);
     for (int64_t g = 0; g < group; ++g) {
       float* stat = memory_ + work.stats + (tile * group + g) * 2;
@@ -519,14 +555,21 @@ class EstimateRun {
       const float lse = log_sum(memory_ + work.stats, work.tiles, group, g, &most);
       item.log_sum_exp[q_head] = lse;
       if (lse == kMinusInfinity) continue;
+      float mass[2] = {0.0f, 0.0f};  // of the tokens with each mean
       for (int64_t t = 0; t < work.tiles; ++t) {
-        const float weight = std::exp(memory_[work.stats + (t * group + g) * 2] - lse);
+        const float* stat = memory_ + work.stats + (t * group + g) * 2;
+        const float weight = std::exp(stat[0] - lse);
+        mass[t >= first_tiles(item) ? 1 : 0] += weight * stat[1];
         const float* sums = memory_ + work.parts + (t * group + g) * dims_;
         for (int64_t i = 0; i < dim; ++i) part[i] += weight * sums[i];
       }
       rotate(part, dim);
-      const float* mean = item.values.mean + work.head * dim;
-      for (int64_t i = 0; i < dim; ++i) part[i] += mean[i];
+      for (const bool second : {false, true}) {
+        const float share = mass[second ? 1 : 0];
+        if (share == 0.0f) continue;  // that mean may not be there yet
+        const float* mean = mean_of(item.values, call_.geometry, work.head, second);
+        for (int64_t i = 0; i < dim; ++i) part[i] += share * mean[i];
+      }
     }
   }
 
@@ -545,13 +588,27 @@ SketchCall sketch_call(TensorRef q, const layout::KvGeometry& geometry, float sc
 
 }  // namespace
 
+void CpuSparseOps::enqueue_sketch_mean(std::span<const SketchMeanItem> items, StreamRef stream) {
+  std::vector<SketchMeanItem> copy(items.begin(), items.end());
+  for (const SketchMeanItem& item : copy) {
+    SPIN_CHECK(item.first + item.count <= item.tokens.tokens);
+  }
+  stream.enqueue_task([this, copy = std::move(copy)] {
+    for (const SketchMeanItem& item : copy) {
+      pool_.parallel_for(item.tokens.geometry.kv_heads, [&](size_t head, uint32_t) {
+        add_to_mean(item, static_cast<uint32_t>(head));
+      });
+    }
+    return ok_status();
+  });
+}
+
 void CpuSparseOps::enqueue_encode_sketch(std::span<const EncodeSketchItem> items,
                                          StreamRef stream) {
   std::vector<EncodeSketchItem> copy(items.begin(), items.end());
   for (const EncodeSketchItem& item : copy) {
     check_array(item.out, item.out_first + item.count);
     SPIN_CHECK(item.first + item.count <= item.tokens.tokens);
-    SPIN_CHECK(item.mean_tokens <= item.tokens.tokens);
   }
   stream.enqueue_task([this, copy = std::move(copy)] { return run_encode(copy, pool_); });
 }
@@ -582,6 +639,7 @@ void CpuSparseOps::enqueue_estimate_sketch(TensorRef q,
   for (const EstimateSketchItem& item : copy) {
     check_array(item.keys, item.tokens);
     check_array(item.values, item.tokens);
+    SPIN_CHECK(item.keys.split == item.values.split);
     SPIN_CHECK(item.values.bits == 2 && item.row < static_cast<uint64_t>(q.rows));
   }
   stream.enqueue_task([this, call, copy = std::move(copy)] {
