@@ -8,13 +8,15 @@
 // asked first). A copy that fails, or a host page whose tag is not the one expected, makes its
 // Transfer fail, and so ends one request; nobody else's copy is affected.
 //
+// An error of the stream is the error of the transfer that it struck: the mover goes on with
+// another stream, and transfers queued behind are queued again there.
+//
 // Thread: engine thread. Stream: its own; begin_* queue and return.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
-#include <span>
+#include <utility>
 #include <vector>
 
 #include "backend/device.h"
@@ -44,7 +46,10 @@ struct PageCopy {
 
 enum class Direction : uint8_t { kToHost, kToFast };
 
+struct MoverCore;
+
 // A batch of copies in flight or done. Copies of the handle refer to the same batch.
+// Thread: engine thread. Lifetime: may outlive the mover, which completes it.
 class Transfer {
  public:
   struct State;
@@ -54,7 +59,8 @@ class Transfer {
   bool is_complete() const;
   // Requires: is_complete(). ok, or why these pages must not be used.
   Status result() const;
-  backend::Event event() const;
+  // Blocks until it is complete.
+  Status wait_result() const;
 
  private:
   std::shared_ptr<State> state_;
@@ -62,12 +68,15 @@ class Transfer {
 
 struct MoverCounters {
   uint64_t transfers = 0;
-  uint64_t pages_to_host = 0;
+  uint64_t pages_to_host = 0;  // arrived
   uint64_t pages_to_fast = 0;
   uint64_t bytes_to_host = 0;
   uint64_t bytes_to_fast = 0;
-  uint64_t failed_pages = 0;
-  uint64_t in_flight = 0;  // pages dispatched and not settled: dispatched == settled + in flight
+  uint64_t failed_pages = 0;  // of transfers that failed
+  // dispatched == settled + in_flight; settled == to_host + to_fast + failed.
+  uint64_t dispatched = 0;
+  uint64_t settled = 0;
+  uint64_t in_flight = 0;
 };
 
 class PageMover {
@@ -76,6 +85,8 @@ class PageMover {
   static Result<std::unique_ptr<PageMover>> create(backend::Device& device, uint64_t page_bytes);
   // Waits for what is in flight.
   ~PageMover();
+  PageMover(const PageMover&) = delete;
+  PageMover& operator=(const PageMover&) = delete;
 
   // Copies queued now run after `written`. Errors: kResourceExhausted (bookkeeping); nothing is
   // queued then.
@@ -88,15 +99,12 @@ class PageMover {
   MoverCounters counters() const;
 
  private:
-  PageMover(std::unique_ptr<backend::Stream> stream, uint64_t page_bytes);
+  explicit PageMover(std::unique_ptr<MoverCore> core);
   Result<Transfer> begin(Direction direction,
                          std::vector<PageCopy> pages,
-                         const backend::Event* written);
+                         const backend::Event& written);
 
-  std::unique_ptr<backend::Stream> stream_;
-  uint64_t page_bytes_;
-  struct Shared;
-  std::shared_ptr<Shared> shared_;
+  std::unique_ptr<MoverCore> core_;
 };
 
 }  // namespace spin::kv

@@ -25,9 +25,11 @@
 
 #include "backend/device.h"
 #include "backend/kv_ops.h"
+#include "backend/memory_decorators.h"
 #include "kv/host_pool.h"
 #include "kv/page_mover.h"
 #include "kv/page_pool.h"
+#include "kv/sequence_kv.h"
 #include "layout/kv_geometry.h"
 #include "spin/status.h"
 
@@ -61,6 +63,8 @@ class PageStore {
   static Result<std::unique_ptr<PageStore>> create(backend::Device& device,
                                                    const PageStoreOptions& options);
   ~PageStore();
+  PageStore(const PageStore&) = delete;
+  PageStore& operator=(const PageStore&) = delete;
 
   const layout::KvGeometry& geometry() const { return options_.geometry; }
   backend::TieredPoolRef ref() const;
@@ -70,23 +74,32 @@ class PageStore {
   const HostPool* host() const { return host_.get(); }
   PageMover& mover() { return *mover_; }
   backend::Device& device() { return device_; }
-  backend::MemoryResource& table_memory();  // fast memory for look-up tables, counted
+  // Fast memory for look-up tables: counted, so that its use can be told from the pool's.
+  backend::CountingMemoryResource& table_memory() { return table_memory_; }
 
   // Whether sealed pages of resident sequences should be written to the host now.
   bool wants_write_through(bool request_waits) const;
 
-  // Requires: a drained point (no step and no copy in flight for `live`).
-  ClassCounts classes(std::span<const TieredSequence* const> live) const;
-  // Both pools, the page equation, and that slots and extents in use are exactly those of `live`.
-  // Errors: kInternal.
-  Status audit(std::span<const TieredSequence* const> live) const;
+  // Dense sequences may share the fast pool: their sealed pages are device_only, the rest of what
+  // they reserved is filling.
+  // Requires: a drained point (no step in flight for `live` and `dense`).
+  ClassCounts classes(std::span<const TieredSequence* const> live,
+                      std::span<const SequenceKv* const> dense = {}) const;
+  // Both pools, the page equation, and that slots and extents in use are exactly those of `live`
+  // and `dense`, each held once. Errors: kInternal.
+  Status audit(std::span<const TieredSequence* const> live,
+               std::span<const SequenceKv* const> dense = {}) const;
 
  private:
   friend class TieredSequence;
   PageStore(backend::Device& device, const PageStoreOptions& options);
+  // Numbers for `heads` owners of host pages; never given out again.
+  uint64_t take_owners(uint64_t heads);
 
   backend::Device& device_;
   PageStoreOptions options_;
+  backend::CountingMemoryResource table_memory_;
+  uint64_t next_owner_ = 1;
   std::unique_ptr<PagePool> fast_;
   std::unique_ptr<HostPool> host_;
   std::unique_ptr<PageMover> mover_;

@@ -141,29 +141,34 @@ void SequenceKv::seal_pages(uint64_t first_page, uint64_t end_page) {
   }
 }
 
+Status audit_pages(const PagePool& pool, const SequenceKv& sequence, std::vector<bool>& held) {
+  const std::span<const PageHandle> pages = sequence.pages();
+  const uint64_t per_head = sequence.capacity_tokens() / pool.geometry().page_tokens;
+  const uint64_t full = sequence.committed_tokens() / pool.geometry().page_tokens;
+  for (uint64_t i = 0; i < pages.size(); ++i) {
+    const PageHandle page = pages[i];
+    if (!pool.is_current(page)) {
+      return broken(fmt::format("slot {} is held by a stale handle", page.slot));
+    }
+    if (held[page.slot]) return broken(fmt::format("slot {} is held twice", page.slot));
+    held[page.slot] = true;
+    const PageState expected = i % per_head < full ? PageState::kSealed : PageState::kFilling;
+    if (pool.state(page.slot) != expected) {
+      return broken(fmt::format("logical page {} of a sequence with {} full pages is {}",
+                                i % per_head, full,
+                                expected == PageState::kSealed ? "not sealed" : "sealed"));
+    }
+  }
+  return ok_status();
+}
+
 Status audit(const PagePool& pool, std::span<const SequenceKv* const> live) {
   SPIN_RETURN_IF_ERROR(pool.audit());
   std::vector<bool> held(pool.counts().total);
   uint64_t count = 0;
   for (const SequenceKv* sequence : live) {
-    const std::span<const PageHandle> pages = sequence->pages();
-    const uint64_t per_head = sequence->capacity_tokens() / pool.geometry().page_tokens;
-    const uint64_t full = sequence->committed_tokens() / pool.geometry().page_tokens;
-    for (uint64_t i = 0; i < pages.size(); ++i) {
-      const PageHandle page = pages[i];
-      if (!pool.is_current(page)) {
-        return broken(fmt::format("slot {} is held by a stale handle", page.slot));
-      }
-      if (held[page.slot]) return broken(fmt::format("slot {} is held twice", page.slot));
-      held[page.slot] = true;
-      const PageState expected = i % per_head < full ? PageState::kSealed : PageState::kFilling;
-      if (pool.state(page.slot) != expected) {
-        return broken(fmt::format("logical page {} of a sequence with {} full pages is {}",
-                                  i % per_head, full,
-                                  expected == PageState::kSealed ? "not sealed" : "sealed"));
-      }
-    }
-    count += pages.size();
+    SPIN_RETURN_IF_ERROR(audit_pages(pool, *sequence, held));
+    count += sequence->pages().size();
   }
   if (count != pool.counts().in_use()) {
     return broken(fmt::format("{} pages are in use, {} sequences hold {}", pool.counts().in_use(),

@@ -77,4 +77,7 @@ class SequenceKv {
 // Errors: kInternal: a leaked page, one held twice, a stale handle, a wrong state.
 Status audit(const PagePool& pool, std::span<const SequenceKv* const> live);
 
+// The part of it that is about one sequence. Marks its slots in `held` ([slots of the pool]).
+Status audit_pages(const PagePool& pool, const SequenceKv& sequence, std::vector<bool>& held);
+
 }  // namespace spin::kv

@@ -17,6 +17,16 @@
 // In a step, per layer: append_item() -> seal_item() -> retrieve_item() -> attention; the items are
 // built on the host from counts alone, kernels do the rest (backend/kv_ops.h).
 //
+// Page ids of a layer, the same for all its heads. In token order: page p holds tokens [p * P,
+// (p + 1) * P); the tail's pages follow those placed. With a map the tail's ids end the range, so
+// that lists in ascending ids end with the tail:
+//
+//   [0, sinks)  [mapped pages of the prompt) [of each repack) ... unused ... [tail, max_page_ids)
+//
+// where the tail takes one id per page of the tokens from its first one to max_tokens. Ids that a
+// map did not use, or whose tokens left the tail for others, are dead: their slots and the extents
+// that only they would need go back.
+//
 // Thread: engine thread. Lifetime: the store outlives the sequence; no queued work uses it when it
 // is destroyed (the destructor waits for its transfers).
 #pragma once
@@ -55,11 +65,14 @@ struct SequenceShape {
 
 class TieredSequence {
  public:
+  struct Impl;  // kv/tiered_state.h, for the sources of kv/ only
+
   // Leases `lease_pages` slots to every head of every layer that is not dense (all pages where it
-  // is), flat when that covers all pages; reserves host extents for all of it when there is a host
-  // tier and the form is tiered or may become so. All or nothing.
+  // is), flat when that covers all pages. Host extents for all pages are reserved when there is a
+  // host tier; a sequence that is resident may lack them, and then reserves them when it first
+  // needs them. All or nothing.
   // Requires: lease_pages >= the mandatory pages. Errors: kResourceExhausted with the numbers
-  // needed, free and in all.
+  // needed, free and in all; kInvalidArgument (a lease without a host tier, too many page ids).
   static Result<std::unique_ptr<TieredSequence>> open(PageStore& store,
                                                       const SequenceShape& shape,
                                                       uint64_t lease_pages);
@@ -67,78 +80,87 @@ class TieredSequence {
   TieredSequence(const TieredSequence&) = delete;
   TieredSequence& operator=(const TieredSequence&) = delete;
 
-  const SequenceShape& shape() const { return shape_; }
-  Residence residence() const { return residence_; }
-  uint64_t lease_pages() const { return lease_pages_; }
-  uint64_t fast_pages() const;   // slots held
-  uint64_t table_bytes() const;  // fast memory of look-up tables, stamps, directory
-  uint64_t committed_tokens() const { return committed_tokens_; }
+  const SequenceShape& shape() const;
+  Residence residence() const;
+  uint64_t lease_pages() const;   // of heads that are not in dense layers; 0 when demoted
+  uint64_t fast_pages() const;    // slots held
+  uint64_t host_extents() const;  // taken and reserved
+  uint64_t table_bytes() const;   // fast memory of look-up tables, stamps, directory
+  uint64_t committed_tokens() const;
 
   // Prompt. Where layer `layer` goes once `source` holds all of it. `tail_first_token` begins a
   // page; mapped ids start after the sinks and take `mapped_page_ids` of them.
-  // Requires: no token is committed; each layer once.
+  // Stream: copies of what `map` and `pinned` will say are queued, so the item is queued on the
+  // same stream before anything that changes them. Requires: no token is committed; each layer
+  // once.
   backend::PlaceItem place_item(uint32_t layer,
                                 const layout::PagedTokens& source,
                                 uint64_t tail_first_token,
                                 const layout::PageMap* map,
                                 uint32_t mapped_page_ids,
-                                const layout::PageList& pinned);
-  // All layers are placed and the work has run: the prompt's tokens count. With a map: how many
-  // pages each head used is read from it now, unused extents go back.
+                                const layout::PageList& pinned,
+                                backend::StreamRef stream);
+  // All layers are placed and the work has run: the prompt's tokens count. Slots and extents of
+  // pages that a map did not need go back.
   void commit_prompt(uint64_t tokens);
 
   // Steps. Requires: not demoted, no step in flight, begin_step(): tokens fit max_tokens.
   void begin_step(uint32_t tokens);
   void commit_step();  // its work has run
-  void drop_step();    // its work has run or was never queued; its tokens do not count
-  uint8_t epoch() const { return epoch_; }
+  // Its work has run or was never queued; its tokens do not count. If anything left the tail in it,
+  // the sequence can only be closed.
+  void drop_step();
+  uint8_t epoch() const;
 
-  // The tail of a layer: before the step's tokens; append_item() adds them.
+  // The tail of a layer; the step's tokens belong to it once append_item() was called.
   layout::Tail tail(uint32_t layer) const;
   uint64_t tail_first_token(uint32_t layer) const;
-  // The tail's tokens including those of the step. Lifetime: until the step ends.
-  layout::PagedTokens tail_tokens(uint32_t layer);
+  // The tail's tokens, those of the step included. Lifetime: until the step ends.
+  layout::PagedTokens tail_tokens(uint32_t layer) const;
   backend::TailAppendItem append_item(uint32_t layer, uint64_t first_row);
-  // The oldest `pages` pages of the tail leave it. At most one of the two per layer and step.
+  // The oldest `pages` pages of the tail leave it. At most one of the two per layer and step; a
+  // layer that has a map never seals in token order.
   backend::SealItem seal_item(uint32_t layer, uint32_t pages);
-  // The oldest `tokens` tokens leave it for `mapped_page_ids` new ids.
+  // First of the ids that the next repack gets.
+  uint32_t next_page_id(uint32_t layer) const;
+  // The oldest `tokens` tokens (whole pages) leave it for `mapped_page_ids` new ids. Stream: as
+  // place_item().
   backend::RepackTailItem repack_item(uint32_t layer,
                                       uint32_t tokens,
                                       const layout::PageMap* map,
-                                      uint32_t mapped_page_ids);
-  // Fills what the sequence knows of a Retrieve: heads, epoch.
+                                      uint32_t mapped_page_ids,
+                                      backend::StreamRef stream);
+  // Fills what the sequence knows of a Retrieve: heads, epoch, counters.
   backend::RetrieveItem retrieve_item(uint32_t layer);
 
-  // Between steps. Requires: no step in flight, no transfer in flight.
-  // Another lease. Tiered to flat or larger: needs free slots. Flat to tiered: all sealed pages
-  // are on the host (write_through()). Errors: kResourceExhausted; nothing has changed then.
+  // Between steps. Requires: the prompt is committed, no step and no transfer in flight.
+  // Another lease; waits for its work. Flat to tiered: all sealed pages are on the host
+  // (write_through()). Errors: kResourceExhausted, kUnavailable (not written through): nothing has
+  // changed then; those of demote() and resume() when it becomes flat.
   Status resize(uint64_t lease_pages, backend::StreamRef stream);
   // Begins to write sealed pages that are not yet there to the host, oldest first, at most
-  // `most_pages` of them. Requires: a host tier.
+  // `most_pages` of them; steps may run meanwhile. Requires: a host tier, no other transfer in
+  // flight. Errors: kResourceExhausted (no extents are left to reserve).
   Result<Transfer> write_through(uint64_t most_pages, const WriterEvent& written);
   bool is_written_through() const;
+  bool has_transfer_in_flight() const;
   // Gives up all slots: writes what the host lacks, zones, tail and the open page included, waits
-  // for it, releases the slots. Errors: the copy's; the sequence must then be closed.
+  // for it, releases the slots. Errors: kResourceExhausted (no extents are left to reserve), the
+  // copy's; it holds its slots as before then.
   Status demote(const WriterEvent& written);
   // Takes slots again and brings back zones and tail (and everything when flat). Same KV, same
-  // bits. Errors: kResourceExhausted (nothing has changed), kCorrupt (a host page is not what it
-  // was: the sequence must be closed).
+  // bits. Errors: kResourceExhausted, kCorrupt (a host page is not what it was: the sequence must
+  // be closed); it stays demoted then.
   Status resume(uint64_t lease_pages);
 
-  // Adds up what kernels counted since the last call.
+  // Adds up what kernels counted since the last call. Requires: their work has run.
   layout::RetrieveCounters take_counters();
 
  private:
-  struct Impl;
   explicit TieredSequence(std::unique_ptr<Impl> impl);
   friend class PageStore;
 
   std::unique_ptr<Impl> impl_;
-  SequenceShape shape_;
-  Residence residence_ = Residence::kResident;
-  uint64_t lease_pages_ = 0;
-  uint64_t committed_tokens_ = 0;
-  uint8_t epoch_ = 0;
 };
 
 }  // namespace spin::kv

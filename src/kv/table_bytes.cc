@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kv/table_bytes.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "base/checked_math.h"
+
+namespace spin::kv {
+
+uint64_t look_up_slots(uint64_t lease_pages) {
+  return std::bit_ceil(std::max<uint64_t>(2 * lease_pages, 2));
+}
+
+TableBytes table_bytes(const layout::KvGeometry& geometry,
+                       const SequenceShape& shape,
+                       uint64_t lease_pages,
+                       uint32_t extent_pages,
+                       bool has_host) {
+  TableBytes bytes;
+  for (uint32_t layer = 0; layer < geometry.layers; ++layer) {
+    const bool flat = layer < shape.dense_layers || lease_pages >= shape.max_page_ids;
+    const uint64_t entries = flat ? shape.max_page_ids : lease_pages;
+    bytes.heads += sizeof(layout::HeadPages);
+    bytes.leases += entries * sizeof(uint32_t);
+    if (!flat) {
+      bytes.leases += entries * sizeof(uint32_t);
+      bytes.look_up += look_up_slots(entries) * sizeof(uint32_t);
+      bytes.stamps += entries;
+    }
+    if (has_host) {
+      bytes.directory +=
+          base::ceil_div<uint64_t>(shape.max_page_ids, extent_pages) * sizeof(uint64_t);
+    }
+  }
+  bytes.heads *= geometry.kv_heads;
+  bytes.leases *= geometry.kv_heads;
+  bytes.look_up *= geometry.kv_heads;
+  bytes.stamps *= geometry.kv_heads;
+  bytes.directory *= geometry.kv_heads;
+  return bytes;
+}
+
+}  // namespace spin::kv

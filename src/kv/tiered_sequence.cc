@@ -1,0 +1,674 @@
+// SPDX-License-Identifier: Apache-2.0
+// Opening, prompt and steps; the transitions between forms are in tiered_residence.cc.
+#include "kv/tiered_sequence.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "base/checked_math.h"
+#include "base/memory_guard.h"
+#include "kv/table_bytes.h"
+#include "kv/tiered_state.h"
+#include "layout/residency.h"
+
+namespace spin::kv {
+
+using layout::HeadPages;
+using layout::kNoPage;
+using layout::kNoSlot;
+
+uint64_t SequenceShape::mandatory_pages(uint32_t layer) const {
+  const uint64_t sparse = uint64_t{pinned_pages()} + selected_pages;
+  return layer < dense_layers ? max_page_ids : std::min(sparse, max_page_ids);
+}
+
+TieredSequence::Impl::Impl(PageStore& owner_store, const SequenceShape& sequence_shape)
+    : store(owner_store),
+      geometry(owner_store.geometry()),
+      shape(sequence_shape),
+      layers(geometry.layers),
+      heads(head_count()) {
+  if (store.host() != nullptr) {
+    extent_count = static_cast<uint32_t>(
+        base::ceil_div<uint64_t>(shape.max_page_ids, store.host()->layout().pages));
+    for (HeadState& state : heads) state.dead.resize(extent_count);
+  }
+}
+
+TieredSequence::Impl::~Impl() {
+  (void)transfer.wait_result();
+  release_slots();
+  HostPool* host = store.host();
+  if (host == nullptr) return;
+  const uint64_t* extents = directory.as<uint64_t>();
+  for (uint64_t i = 0; extents != nullptr && i < head_count() * extent_count; ++i) {
+    if (extents[i] != 0) host->release(extents[i]);
+  }
+  host->unreserve(extents_reserved);
+}
+
+layout::Tail TieredSequence::Impl::tail(uint32_t layer) const {
+  const LayerState& state = layers[layer];
+  const uint64_t tokens = committed_tokens + (state.appended ? step_tokens : 0);
+  layout::Tail tail;
+  tail.first_page = state.tail_first_page;
+  tail.first_entry = state.sinks + shape.zone_pages;
+  tail.ring = shape.tail_pages;
+  tail.tokens = static_cast<uint32_t>(tokens - state.tail_first_token);
+  return tail;
+}
+
+uint32_t TieredSequence::Impl::sealed_tokens(uint32_t layer, uint32_t h, uint32_t page) const {
+  if (!layers[layer].mapped) {
+    return page < layers[layer].tail_first_page ? geometry.page_tokens : 0;
+  }
+  const uint8_t tokens = head(layer, h).page_tokens[page];
+  return tokens == kDeadPage ? 0 : tokens;
+}
+
+bool TieredSequence::Impl::is_dead(uint32_t layer, uint32_t h, uint32_t page) const {
+  return layers[layer].mapped && head(layer, h).page_tokens[page] == kDeadPage;
+}
+
+// ---- Tables and slots.
+
+Result<LeaseTables> TieredSequence::Impl::make_tables(uint64_t lease) const {
+  const TableBytes bytes = kv::table_bytes(geometry, shape, lease, 1, false);
+  LeaseTables made;
+  made.lease_pages = std::min(lease, shape.max_page_ids);
+  SPIN_ASSIGN_OR_RETURN(made.memory,
+                        backend::Buffer::allocate(store.table_memory(), bytes.total()));
+  // Largest alignment first, so that no padding is needed.
+  auto* at = made.memory.as<std::byte>();
+  made.heads = reinterpret_cast<HeadPages*>(at);
+  auto* words = reinterpret_cast<uint32_t*>(made.heads + head_count());
+  for (uint64_t i = 0; i < head_count(); ++i) {
+    const auto layer = static_cast<uint32_t>(i / geometry.kv_heads);
+    HeadPages& pages = *new (made.heads + i) HeadPages;
+    pages.lease_pages = static_cast<uint32_t>(entries(layer, lease));
+    pages.slots = words;
+    words += pages.lease_pages;
+    std::fill_n(pages.slots, pages.lease_pages, kNoSlot);
+    pages.owner = owner + i;
+    if (has_host) {
+      pages.extents = directory.as<uint64_t>() + i * extent_count;
+      pages.extent_count = extent_count;
+    }
+  }
+  for (uint64_t i = 0; i < head_count(); ++i) {
+    const auto layer = static_cast<uint32_t>(i / geometry.kv_heads);
+    if (is_flat(layer, lease)) continue;
+    HeadPages& pages = made.heads[i];
+    pages.pinned_entries = pinned_entries(layer);
+    pages.pages = words;
+    words += pages.lease_pages;
+    pages.table = words;
+    words += look_up_slots(pages.lease_pages);
+    pages.table_mask = static_cast<uint32_t>(look_up_slots(pages.lease_pages) - 1);
+  }
+  auto* stamps = reinterpret_cast<uint8_t*>(words);
+  for (uint64_t i = 0; i < head_count(); ++i) {
+    HeadPages& pages = made.heads[i];
+    if (pages.is_flat()) continue;
+    pages.stamps = stamps;
+    stamps += pages.lease_pages;
+    layout::clear_residency(pages, epoch);
+  }
+  SPIN_CHECK(reinterpret_cast<std::byte*>(stamps) == at + bytes.total());
+  return made;
+}
+
+uint64_t TieredSequence::Impl::slots_needed(uint64_t lease) const {
+  uint64_t needed = 0;
+  for (uint32_t layer = 0; layer < geometry.layers; ++layer) {
+    for (uint32_t h = 0; h < geometry.kv_heads; ++h) {
+      needed += entries(layer, lease);
+      if (!is_flat(layer, lease) || !layers[layer].mapped) continue;
+      const std::vector<uint8_t>& tokens = head(layer, h).page_tokens;
+      needed -= static_cast<uint64_t>(std::count(tokens.begin(), tokens.end(), kDeadPage));
+    }
+  }
+  return needed;
+}
+
+Status TieredSequence::Impl::take_slots(LeaseTables& made) {
+  const uint64_t lease = made.lease_pages;
+  const uint64_t needed = slots_needed(lease);
+  const PageCounts& counts = store.fast().counts();
+  if (needed > counts.free) {
+    return Status(StatusCode::kResourceExhausted,
+                  fmt::format("a sequence of up to {} tokens needs {} KV pages of fast memory; {} "
+                              "of {} are free",
+                              shape.max_tokens, needed, counts.free, counts.total));
+  }
+  std::vector<PageHandle> taken(needed);
+  const bool allocated = store.fast().allocate(taken);
+  SPIN_CHECK(allocated);
+  // In runs over all heads, so that a short sequence touches little of what it leases.
+  constexpr uint64_t kRunPages = 32;
+  for (HeadState& state : heads) state.slots.clear();
+  auto next = taken.begin();
+  uint64_t longest = 0;
+  for (uint32_t layer = 0; layer < geometry.layers; ++layer) {
+    longest = std::max(longest, entries(layer, lease));
+  }
+  for (uint64_t run = 0; run < longest; run += kRunPages) {
+    for (uint64_t i = 0; i < heads.size(); ++i) {
+      const auto layer = static_cast<uint32_t>(i / geometry.kv_heads);
+      const auto h = static_cast<uint32_t>(i % geometry.kv_heads);
+      const uint64_t end = std::min(run + kRunPages, entries(layer, lease));
+      for (uint64_t entry = run; entry < end; ++entry) {
+        PageHandle page{kNoSlot, 0};
+        if (!is_flat(layer, lease) || !is_dead(layer, h, static_cast<uint32_t>(entry))) {
+          page = *next++;
+        }
+        heads[i].slots.push_back(page);
+        made.heads[i].slots[entry] = page.slot;
+      }
+    }
+  }
+  SPIN_CHECK(next == taken.end());
+  return ok_status();
+}
+
+void TieredSequence::Impl::release_slots() {
+  for (HeadState& state : heads) {
+    std::erase_if(state.slots, [](PageHandle page) { return page.slot == kNoSlot; });
+    store.fast().release(state.slots);
+    state.slots = {};
+  }
+}
+
+Status TieredSequence::Impl::reserve_host() {
+  if (has_host) return ok_status();
+  HostPool* host = store.host();
+  SPIN_CHECK(host != nullptr);
+  const uint64_t needed = head_count() * extent_count - extents_dead;
+  if (!host->reserve(needed)) {
+    const HostCounts& counts = host->counts();
+    return Status(StatusCode::kResourceExhausted,
+                  fmt::format("a sequence of up to {} tokens needs {} extents of host memory; {} "
+                              "of {} are free",
+                              shape.max_tokens, needed, counts.free, counts.total));
+  }
+  extents_reserved = needed;
+  has_host = true;
+  for (uint64_t i = 0; tables.heads != nullptr && i < head_count(); ++i) {
+    tables.heads[i].extents = directory.as<uint64_t>() + i * extent_count;
+    tables.heads[i].extent_count = extent_count;
+  }
+  return ok_status();
+}
+
+uint64_t& TieredSequence::Impl::extent_of(uint32_t layer, uint32_t h, uint32_t page) const {
+  const uint64_t index = uint64_t{layer} * geometry.kv_heads + h;
+  return directory.as<uint64_t>()[index * extent_count + page / store.host()->layout().pages];
+}
+
+void TieredSequence::Impl::take_extent(uint32_t layer, uint32_t h, uint32_t page) {
+  uint64_t& extent = extent_of(layer, h, page);
+  if (extent != 0) return;
+  SPIN_CHECK(extents_reserved > 0);
+  extent = store.host()->take();
+  --extents_reserved;
+  ++extents_taken;
+}
+
+void TieredSequence::Impl::take_extents(uint32_t layer, uint64_t first, uint64_t end) {
+  const uint64_t pages = store.host()->layout().pages;
+  for (uint32_t h = 0; h < geometry.kv_heads; ++h) {
+    for (uint64_t page = first; page < end; page = (page / pages + 1) * pages) {
+      take_extent(layer, h, static_cast<uint32_t>(page));
+    }
+  }
+}
+
+PageCopy TieredSequence::Impl::page_copy(
+    uint32_t layer, uint32_t h, uint32_t page, uint32_t tokens, uint32_t slot) {
+  const layout::HostExtentLayout& host = store.host()->layout();
+  const uint64_t extent = extent_of(layer, h, page);
+  SPIN_CHECK(extent != 0);
+  const uint64_t index = uint64_t{layer} * geometry.kv_heads + h;
+  return {store.fast().page_address(slot),
+          host.page(extent, page),
+          host.tag(extent, page),
+          {.owner = owner + index, .page = page, .tokens = tokens}};
+}
+
+// ---- Ids.
+
+void TieredSequence::Impl::begin_map(uint32_t layer) {
+  LayerState& state = layers[layer];
+  if (state.mapped) return;
+  for (uint32_t h = 0; h < geometry.kv_heads; ++h) {
+    std::vector<uint8_t>& tokens = head(layer, h).page_tokens;
+    tokens.assign(shape.max_page_ids, 0);
+    std::fill_n(tokens.begin(), state.tail_first_page, static_cast<uint8_t>(geometry.page_tokens));
+  }
+  state.mapped = true;
+}
+
+void TieredSequence::Impl::bury(uint32_t layer, uint32_t h, uint32_t first, uint32_t end) {
+  HeadState& state = head(layer, h);
+  HeadPages& pages = layer_heads(layer)[h];
+  HostPool* host = store.host();
+  for (uint32_t page = first; page < end; ++page) {
+    state.page_tokens[page] = kDeadPage;
+    if (pages.is_flat()) {
+      store.fast().release({&state.slots[page], 1});
+      state.slots[page] = {kNoSlot, 0};
+      pages.slots[page] = kNoSlot;
+    }
+    if (host == nullptr) continue;
+    const uint32_t per_extent = host->layout().pages;
+    const uint32_t e = page / per_extent;
+    uint64_t& extent = extent_of(layer, h, page);
+    if (extent != 0) host->layout().tag(extent, page)->page = kNoPage;
+    const uint64_t in_extent =
+        std::min<uint64_t>(per_extent, shape.max_page_ids - uint64_t{e} * per_extent);
+    if (++state.dead[e] < in_extent) continue;
+    ++extents_dead;
+    if (extent != 0) {
+      host->release(extent);
+      extent = 0;
+      --extents_taken;
+    } else if (has_host) {
+      host->unreserve(1);
+      --extents_reserved;
+    }
+  }
+}
+
+void TieredSequence::Impl::capture(CapturedMap& to,
+                                   const layout::PageMap& map,
+                                   uint32_t page_ids,
+                                   backend::Stream& stream) {
+  to.pending = true;
+  to.page_ids = page_ids;
+  to.page_stride = map.page_stride;
+  to.counts.resize(geometry.kv_heads);
+  to.starts.resize(uint64_t{geometry.kv_heads} * map.page_stride);
+  stream.enqueue_copy(to.counts.data(), map.counts, to.counts.size() * sizeof(uint32_t));
+  stream.enqueue_copy(to.starts.data(), map.starts, to.starts.size() * sizeof(uint32_t));
+}
+
+// The captured map has arrived: pages that it made count, ids that it left over are dead.
+void TieredSequence::Impl::finish_map(uint32_t layer) {
+  LayerState& state = layers[layer];
+  CapturedMap& map = state.map;
+  if (!map.pending) return;
+  for (uint32_t h = 0; h < geometry.kv_heads; ++h) {
+    const uint32_t count = map.counts[h];
+    SPIN_CHECK(count <= map.page_ids && count < std::max(map.page_stride, 1u));
+    const uint32_t* starts = map.starts.data() + uint64_t{h} * map.page_stride;
+    HeadState& pages = head(layer, h);
+    for (uint32_t i = 0; i < count; ++i) {
+      const uint32_t tokens = starts[i + 1] - starts[i];
+      SPIN_CHECK(tokens > 0 && tokens <= geometry.page_tokens);
+      pages.page_tokens[map.first_page + i] = static_cast<uint8_t>(tokens);
+    }
+    bury(layer, h, map.first_page + count, map.first_page + map.page_ids);
+    bury(layer, h, state.left_first_page, state.left_end_page);
+  }
+  state.left_first_page = state.left_end_page = 0;
+  map = CapturedMap();
+}
+
+// Kernels swap slots between ring and cache inside a step, the host does not see it: the slots of
+// the tail are read while nothing runs.
+void TieredSequence::Impl::fill_tail_slots() {
+  for (uint32_t layer = 0; layer < geometry.layers; ++layer) {
+    layers[layer].step_first_page = layers[layer].tail_first_page;
+    if (is_flat(layer)) continue;
+    const layout::Tail at = tail(layer);
+    for (uint32_t h = 0; h < geometry.kv_heads; ++h) {
+      const HeadPages& pages = layer_heads(layer)[h];
+      uint32_t* out = tail_slots + (uint64_t{layer} * geometry.kv_heads + h) * shape.tail_pages;
+      for (uint32_t t = 0; t < shape.tail_pages; ++t) {
+        out[t] = pages.slots[layout::tail_entry(pages, at, t)];
+      }
+    }
+  }
+}
+
+// ---- The public face.
+
+namespace {
+
+// What does not depend on what is free.
+Status check_shape(const PageStore& store, const SequenceShape& shape, uint64_t lease_pages) {
+  const layout::KvGeometry& geometry = store.geometry();
+  SPIN_CHECK(shape.max_tokens > 0 && shape.tail_pages > 0);
+  SPIN_CHECK(shape.max_page_ids >= geometry.pages_per_head(shape.max_tokens));
+  SPIN_CHECK(geometry.page_tokens < kDeadPage);
+  const uint64_t heads = uint64_t{geometry.layers} * geometry.kv_heads;
+  if (shape.max_page_ids >= kNoPage || !base::checked_mul<uint64_t>(shape.max_page_ids, heads)) {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("a KV head has at most {} pages, asked for {}", kNoPage - 1,
+                              shape.max_page_ids));
+  }
+  const bool tiered = shape.dense_layers < geometry.layers && lease_pages < shape.max_page_ids;
+  if (!tiered) return ok_status();
+  SPIN_CHECK(lease_pages >= uint64_t{shape.pinned_pages()} + shape.selected_pages);
+  if (store.host() == nullptr) {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("without a host tier a head leases all of its {} pages, not {}",
+                              shape.max_page_ids, lease_pages));
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<TieredSequence>> TieredSequence::open(PageStore& store,
+                                                             const SequenceShape& shape,
+                                                             uint64_t lease_pages) {
+  SPIN_RETURN_IF_ERROR(check_shape(store, shape, lease_pages));
+  using Opened = Result<std::unique_ptr<TieredSequence>>;
+  return base::guard_memory("a sequence was opened", [&]() -> Opened {
+    const layout::KvGeometry& geometry = store.geometry();
+    auto impl = std::make_unique<Impl>(store, shape);
+    const bool tiered = shape.dense_layers < geometry.layers && lease_pages < shape.max_page_ids;
+    // Compared before anything of that size is allocated: lengths may come from a request.
+    const uint64_t needed = impl->slots_needed(lease_pages);
+    const PageCounts& counts = store.fast().counts();
+    if (needed > counts.free) {
+      return Status(StatusCode::kResourceExhausted,
+                    fmt::format("a sequence of up to {} tokens needs {} KV pages of fast memory; "
+                                "{} of {} are free",
+                                shape.max_tokens, needed, counts.free, counts.total));
+    }
+    if (store.host() != nullptr) {
+      const uint64_t extents = impl->head_count() * impl->extent_count;
+      SPIN_ASSIGN_OR_RETURN(impl->directory,
+                            backend::Buffer::allocate(store.table_memory(), extents * 8));
+      std::fill_n(impl->directory.as<uint64_t>(), extents, 0);
+      const Status reserved = impl->reserve_host();
+      if (!reserved.ok() && tiered) return reserved;
+    }
+    const uint64_t counter_bytes = geometry.kv_heads * sizeof(layout::RetrieveCounters);
+    const uint64_t tail_slots = impl->head_count() * shape.tail_pages;
+    SPIN_ASSIGN_OR_RETURN(
+        impl->shared, backend::Buffer::allocate(store.device().memory(backend::MemoryKind::kHost),
+                                                counter_bytes + tail_slots * sizeof(uint32_t)));
+    impl->counters = impl->shared.as<layout::RetrieveCounters>();
+    std::fill_n(impl->counters, geometry.kv_heads, layout::RetrieveCounters());
+    impl->tail_slots = reinterpret_cast<uint32_t*>(impl->counters + geometry.kv_heads);
+    impl->owner = store.take_owners(impl->head_count());
+    SPIN_ASSIGN_OR_RETURN(LeaseTables made, impl->make_tables(lease_pages));
+    SPIN_RETURN_IF_ERROR(impl->take_slots(made));
+    impl->tables = std::move(made);
+    impl->residence = tiered ? Residence::kTiered : Residence::kResident;
+    return std::unique_ptr<TieredSequence>(new TieredSequence(std::move(impl)));
+  });
+}
+
+TieredSequence::TieredSequence(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+TieredSequence::~TieredSequence() = default;
+
+const SequenceShape& TieredSequence::shape() const { return impl_->shape; }
+Residence TieredSequence::residence() const { return impl_->residence; }
+uint64_t TieredSequence::lease_pages() const { return impl_->tables.lease_pages; }
+uint64_t TieredSequence::committed_tokens() const { return impl_->committed_tokens; }
+uint8_t TieredSequence::epoch() const { return impl_->epoch; }
+uint64_t TieredSequence::table_bytes() const {
+  return impl_->tables.memory.size_bytes() + impl_->directory.size_bytes();
+}
+uint64_t TieredSequence::host_extents() const {
+  return impl_->extents_reserved + impl_->extents_taken;
+}
+
+uint64_t TieredSequence::fast_pages() const {
+  uint64_t pages = 0;
+  for (const HeadState& state : impl_->heads) {
+    pages +=
+        static_cast<uint64_t>(std::count_if(state.slots.begin(), state.slots.end(),
+                                            [](PageHandle page) { return page.slot != kNoSlot; }));
+  }
+  return pages;
+}
+
+backend::PlaceItem TieredSequence::place_item(uint32_t layer,
+                                              const layout::PagedTokens& source,
+                                              uint64_t tail_first_token,
+                                              const layout::PageMap* map,
+                                              uint32_t mapped_page_ids,
+                                              const layout::PageList& pinned,
+                                              backend::StreamRef stream) {
+  Impl& impl = *impl_;
+  const uint64_t page_tokens = impl.geometry.page_tokens;
+  LayerState& state = impl.layers[layer];
+  SPIN_CHECK(impl.committed_tokens == 0 && !state.placed && !impl.spent);
+  SPIN_CHECK(source.tokens > 0 && source.tokens <= impl.shape.max_tokens);
+  SPIN_CHECK(tail_first_token % page_tokens == 0 && tail_first_token <= source.tokens);
+  const uint64_t tail_ids = base::ceil_div(impl.shape.max_tokens - tail_first_token, page_tokens);
+  state.placed = true;
+  state.placed_tokens = source.tokens;
+  state.tail_first_token = tail_first_token;
+  state.sinks = static_cast<uint32_t>(
+      std::min<uint64_t>(impl.shape.sink_pages, tail_first_token / page_tokens));
+  uint32_t first_mapped = state.sinks;
+  if (map != nullptr) {
+    SPIN_CHECK(state.sinks == impl.shape.sink_pages);
+    SPIN_CHECK(uint64_t{state.sinks} + mapped_page_ids + tail_ids <= impl.shape.max_page_ids);
+    state.tail_first_page = state.sinks;  // what is in token order, for begin_map()
+    impl.begin_map(layer);
+    state.tail_first_page = static_cast<uint32_t>(impl.shape.max_page_ids - tail_ids);
+    state.next_mapped = first_mapped + mapped_page_ids;
+    impl.capture(state.map, *map, mapped_page_ids, stream);
+    state.map.first_page = first_mapped;
+  } else {
+    state.tail_first_page = static_cast<uint32_t>(tail_first_token / page_tokens);
+    state.next_mapped = static_cast<uint32_t>(impl.geometry.pages_per_head(impl.shape.max_tokens));
+  }
+  if (pinned.counts != nullptr && pinned.stride > 0) {
+    const uint32_t heads = impl.geometry.kv_heads;
+    state.pins.stride = pinned.stride;
+    state.pins.counts.resize(heads);
+    state.pins.pages.resize(uint64_t{heads} * pinned.stride);
+    stream.enqueue_copy(state.pins.counts.data(), pinned.counts, heads * sizeof(uint32_t));
+    stream.enqueue_copy(state.pins.pages.data(), pinned.pages,
+                        state.pins.pages.size() * sizeof(uint32_t));
+  }
+  backend::PlaceItem item;
+  item.heads = impl.layer_heads(layer);
+  item.source = source;
+  item.map = map;
+  item.first_mapped_page = first_mapped;
+  item.pinned = pinned;
+  item.sink_pages = state.sinks;
+  item.zone_first_entry = state.sinks;
+  item.tail = impl.tail(layer);
+  item.tail.tokens = static_cast<uint32_t>(source.tokens - tail_first_token);
+  item.tail_first_token = tail_first_token;
+  item.write_host = !impl.is_flat(layer);
+  item.epoch = impl.epoch;
+  if (!impl.is_flat(layer)) {
+    SPIN_CHECK(base::ceil_div<uint64_t>(item.tail.tokens, page_tokens) <= impl.shape.tail_pages);
+    impl.take_extents(layer, 0, impl.sealed_end(layer));
+    for (uint32_t h = 0; h < impl.geometry.kv_heads; ++h) {
+      item.heads[h].pinned_entries = impl.pinned_entries(layer);
+    }
+  }
+  return item;
+}
+
+void TieredSequence::commit_prompt(uint64_t tokens) {
+  Impl& impl = *impl_;
+  SPIN_CHECK(impl.committed_tokens == 0 && tokens > 0);
+  for (uint32_t layer = 0; layer < impl.geometry.layers; ++layer) {
+    LayerState& state = impl.layers[layer];
+    SPIN_CHECK(state.placed && state.placed_tokens == tokens);
+    impl.finish_map(layer);
+    for (uint32_t h = 0; state.pins.stride > 0 && h < impl.geometry.kv_heads; ++h) {
+      const uint32_t count = state.pins.counts[h];
+      SPIN_CHECK(count <= state.pins.stride && count <= impl.shape.zone_pages);
+      const uint32_t* pages = state.pins.pages.data() + uint64_t{h} * state.pins.stride;
+      impl.head(layer, h).zone.assign(pages, pages + count);
+    }
+    state.pins = CapturedPins();
+  }
+  impl.committed_tokens = tokens;
+}
+
+// ---- Steps.
+
+void TieredSequence::begin_step(uint32_t tokens) {
+  Impl& impl = *impl_;
+  SPIN_CHECK(impl.residence != Residence::kDemoted && !impl.spent && !impl.has_step());
+  SPIN_CHECK(impl.committed_tokens > 0 && tokens > 0);
+  SPIN_CHECK(tokens <= impl.shape.max_tokens - impl.committed_tokens);
+  ++impl.epoch;
+  impl.fill_tail_slots();
+  impl.step_tokens = tokens;
+}
+
+void TieredSequence::commit_step() {
+  Impl& impl = *impl_;
+  SPIN_CHECK(impl.has_step());
+  for (uint32_t layer = 0; layer < impl.geometry.layers; ++layer) {
+    LayerState& state = impl.layers[layer];
+    SPIN_CHECK(state.appended);
+    impl.finish_map(layer);
+    state.appended = state.left_tail = false;
+  }
+  impl.committed_tokens += std::exchange(impl.step_tokens, 0);
+}
+
+void TieredSequence::drop_step() {
+  Impl& impl = *impl_;
+  SPIN_CHECK(impl.has_step());
+  for (LayerState& state : impl.layers) {
+    impl.spent = impl.spent || state.left_tail;
+    state.appended = state.left_tail = false;
+  }
+  impl.step_tokens = 0;
+}
+
+layout::Tail TieredSequence::tail(uint32_t layer) const { return impl_->tail(layer); }
+
+uint64_t TieredSequence::tail_first_token(uint32_t layer) const {
+  return impl_->layers[layer].tail_first_token;
+}
+
+uint32_t TieredSequence::next_page_id(uint32_t layer) const {
+  return impl_->layers[layer].next_mapped;
+}
+
+layout::PagedTokens TieredSequence::tail_tokens(uint32_t layer) const {
+  const Impl& impl = *impl_;
+  const LayerState& state = impl.layers[layer];
+  SPIN_CHECK(impl.has_step());
+  layout::PagedTokens tokens;
+  tokens.base = static_cast<const std::byte*>(impl.store.ref().fast.base);
+  tokens.geometry = impl.geometry;
+  tokens.tokens = impl.committed_tokens + impl.step_tokens - state.tail_first_token;
+  if (impl.is_flat(layer)) {
+    tokens.slots = impl.layer_heads(layer)->slots + state.tail_first_page;
+    tokens.slot_stride = impl.layer_heads(layer)->lease_pages;
+  } else {
+    tokens.slots = impl.tail_slots +
+                   uint64_t{layer} * impl.geometry.kv_heads * impl.shape.tail_pages +
+                   (state.tail_first_page - state.step_first_page);
+    tokens.slot_stride = impl.shape.tail_pages;
+  }
+  return tokens;
+}
+
+backend::TailAppendItem TieredSequence::append_item(uint32_t layer, uint64_t first_row) {
+  Impl& impl = *impl_;
+  LayerState& state = impl.layers[layer];
+  SPIN_CHECK(impl.has_step() && !state.appended);
+  backend::TailAppendItem item;
+  item.heads = impl.layer_heads(layer);
+  item.tail = impl.tail(layer);
+  item.first_row = first_row;
+  item.tokens = impl.step_tokens;
+  const uint64_t pages =
+      base::ceil_div<uint64_t>(uint64_t{item.tail.tokens} + item.tokens, impl.geometry.page_tokens);
+  SPIN_CHECK(pages <= impl.shape.tail_pages || impl.is_flat(layer));
+  SPIN_CHECK(item.tail.first_page + pages <= impl.shape.max_page_ids);
+  state.appended = true;
+  return item;
+}
+
+backend::SealItem TieredSequence::seal_item(uint32_t layer, uint32_t pages) {
+  Impl& impl = *impl_;
+  LayerState& state = impl.layers[layer];
+  SPIN_CHECK(state.appended && !state.left_tail && !state.mapped && pages > 0);
+  backend::SealItem item;
+  item.heads = impl.layer_heads(layer);
+  item.tail = impl.tail(layer);
+  item.pages = pages;
+  item.epoch = impl.epoch;
+  const uint64_t tokens = uint64_t{pages} * impl.geometry.page_tokens;
+  SPIN_CHECK(tokens <= item.tail.tokens);
+  if (!impl.is_flat(layer)) {
+    impl.take_extents(layer, item.tail.first_page, uint64_t{item.tail.first_page} + pages);
+  }
+  state.left_tail = true;
+  state.tail_first_page += pages;
+  state.tail_first_token += tokens;
+  return item;
+}
+
+backend::RepackTailItem TieredSequence::repack_item(uint32_t layer,
+                                                    uint32_t tokens,
+                                                    const layout::PageMap* map,
+                                                    uint32_t mapped_page_ids,
+                                                    backend::StreamRef stream) {
+  Impl& impl = *impl_;
+  LayerState& state = impl.layers[layer];
+  SPIN_CHECK(state.appended && !state.left_tail && map != nullptr);
+  backend::RepackTailItem item;
+  item.heads = impl.layer_heads(layer);
+  item.tail = impl.tail(layer);
+  item.map = map;
+  item.first_mapped_page = state.next_mapped;
+  item.epoch = impl.epoch;
+  SPIN_CHECK(tokens > 0 && tokens <= item.tail.tokens && tokens % impl.geometry.page_tokens == 0);
+  impl.begin_map(layer);
+  const bool tail_is_last = state.tail_first_page >= state.next_mapped;
+  const uint64_t end = uint64_t{state.next_mapped} + mapped_page_ids;
+  SPIN_CHECK(end <= (tail_is_last ? state.tail_first_page : impl.shape.max_page_ids));
+  impl.capture(state.map, *map, mapped_page_ids, stream);
+  state.map.first_page = state.next_mapped;
+  if (!impl.is_flat(layer)) impl.take_extents(layer, state.next_mapped, end);
+  state.left_tail = true;
+  state.left_first_page = state.tail_first_page;
+  state.tail_first_page += tokens / impl.geometry.page_tokens;
+  state.left_end_page = state.tail_first_page;
+  state.tail_first_token += tokens;
+  state.next_mapped = static_cast<uint32_t>(end);
+  return item;
+}
+
+backend::RetrieveItem TieredSequence::retrieve_item(uint32_t layer) {
+  Impl& impl = *impl_;
+  SPIN_CHECK(impl.has_step());
+  backend::RetrieveItem item;
+  item.heads = impl.layer_heads(layer);
+  item.counters = impl.counters;
+  item.epoch = impl.epoch;
+  return item;
+}
+
+layout::RetrieveCounters TieredSequence::take_counters() {
+  layout::RetrieveCounters sum;
+  for (uint32_t h = 0; h < impl_->geometry.kv_heads; ++h) {
+    layout::RetrieveCounters& one = impl_->counters[h];
+    sum.hits += one.hits;
+    sum.misses += one.misses;
+    sum.evictions += one.evictions;
+    sum.bytes += one.bytes;
+    sum.faults += one.faults;
+    one = layout::RetrieveCounters();
+  }
+  return sum;
+}
+
+}  // namespace spin::kv
