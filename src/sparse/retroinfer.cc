@@ -117,7 +117,8 @@ uint32_t ClusterPlan::retrieved_pages(uint64_t context_tokens) const {
 }
 
 uint64_t ClusterPlan::most_clustered(uint64_t max_tokens) const {
-  return max_tokens < minimum_tokens() ? 0 : max_tokens - sink_tokens() - kLocalTokens;
+  // A prompt shorter than the sinks is all tail, and then has none.
+  return max_tokens < update_at(0) ? 0 : max_tokens - kLocalTokens;
 }
 
 uint64_t ClusterPlan::most_clusters(uint64_t max_tokens) const {
