@@ -71,7 +71,6 @@ void Pipeline::enqueue_index(const LayerCall& call,
   algorithm.enqueue_append(indexed, call.layer, stream);
 
   std::vector<backend::SealItem> sealed;
-  std::vector<backend::RepackTailItem> repacked;
   for (size_t i = 0; i < rows.size(); ++i) {
     SparseSequence& sequence = *rows[i].sequence;
     kv::TieredSequence& kv = sequence.kv();
@@ -88,17 +87,18 @@ void Pipeline::enqueue_index(const LayerCall& call,
     } else if (plan.repack_tokens > 0) {
       SPIN_CHECK(call.layer >= algorithm.descriptor().dense_layers);
       item.tokens = plan.repack_tokens;
+      item.first_page_id = kv.next_page_id(call.layer);
       const layout::PageMap* map = algorithm.enqueue_seal(item, call.layer, stream);
-      repacked.push_back(kv.repack_item(call.layer, plan.repack_tokens, map,
-                                        algorithm.repacked_page_ids(plan.repack_tokens)));
-      SPIN_CHECK(repacked.back().first_mapped_page == item.first_page_id);
+      const backend::RepackTailItem repack =
+          kv.repack_item(call.layer, plan.repack_tokens, map,
+                         algorithm.repacked_page_ids(plan.repack_tokens), stream);
+      SPIN_CHECK(repack.first_mapped_page == item.first_page_id);
+      // At once: what is queued after it may change the map.
+      kv_ops.enqueue_repack_tail(repack, store_.ref(), stream);
       ++sequence.step_.repacks;
     }
   }
   if (!sealed.empty()) kv_ops.enqueue_seal(sealed, store_.ref(), stream);
-  for (const backend::RepackTailItem& item : repacked) {
-    kv_ops.enqueue_repack_tail(item, store_.ref(), stream);
-  }
 }
 
 void Pipeline::enqueue_selection(const LayerCall& call,
@@ -131,6 +131,7 @@ void Pipeline::enqueue_selection(const LayerCall& call,
       item.list = sequence.list_;
       item.attended = sequence.attended_;
       item.selected = sequence.selected_;
+      item.overflows = sequence.overflows_;
       selects.push_back(item);
       sequence.step_.selections += model_.geometry.kv_heads;
     }
@@ -149,7 +150,10 @@ void Pipeline::enqueue_trace(const LayerCall& call,
     if (sequence.trace_id_ == 0) sequence.trace_id_ = ++traced_sequences_;
     stream.enqueue_host([trace = trace_, id = sequence.trace_id_, layer = call.layer,
                          step = static_cast<uint32_t>(sequence.counters_.steps),
-                         list = sequence.list_] { trace->record(id, step, layer, list); });
+                         list = sequence.list_, first = sequence.kv().shape().sink_pages,
+                         end = sequence.kv().tail(call.layer).first_page] {
+      trace->record(id, step, layer, list, first, end);
+    });
   }
 }
 

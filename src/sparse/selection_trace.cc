@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sparse/selection_trace.h"
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cstdio>
@@ -161,12 +162,17 @@ Result<std::unique_ptr<SelectionRecorder>> SelectionRecorder::create(const std::
 void SelectionRecorder::record(uint32_t sequence,
                                uint32_t step,
                                uint32_t layer,
-                               const layout::PageList& list) {
+                               const layout::PageList& list,
+                               uint32_t first_page,
+                               uint32_t end_page) {
   for (uint32_t head = 0; head < impl_->kv_heads; ++head) {
-    const uint32_t count = list.counts[head];
+    const uint32_t* all = list.pages + uint64_t{head} * list.stride;
+    const uint32_t* first = std::lower_bound(all, all + list.counts[head], first_page);
+    const uint32_t* end = std::lower_bound(first, all + list.counts[head], end_page);
+    const auto count = static_cast<uint32_t>(end - first);
     const uint32_t words[] = {sequence, step, layer, head, count};
     impl_->write(words, sizeof(words));
-    impl_->write(list.pages + uint64_t{head} * list.stride, count * sizeof(uint32_t));
+    impl_->write(first, count * sizeof(uint32_t));
   }
 }
 

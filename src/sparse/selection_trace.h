@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which pages every head read in every step, recorded to a file and read back: locality can then be
-// studied without a model (bench/locality_bench.cc).
+// Which pages every head selected in every step, recorded to a file and read back: locality can
+// then be studied without a model (bench/locality_bench.cc). Sinks and tail are left out: they
+// never leave fast memory.
 //
 // File, little endian: header {magic "SPINTRC1", u32 version, u32 layers, u32 kv_heads, u32
 // page_tokens, u32 settings length, settings bytes}, then records {u32 sequence, u32 step, u32
@@ -34,8 +35,14 @@ class SelectionRecorder {
                                                            const TraceHeader& header);
   ~SelectionRecorder();
 
-  // Appends the records of one (sequence, step, layer). Errors: kIoError, reported by close().
-  void record(uint32_t sequence, uint32_t step, uint32_t layer, const layout::PageList& list);
+  // Appends the records of one (sequence, step, layer): the pages of the list with ids in
+  // [first_page, end_page). Errors: kIoError, reported by close().
+  void record(uint32_t sequence,
+              uint32_t step,
+              uint32_t layer,
+              const layout::PageList& list,
+              uint32_t first_page,
+              uint32_t end_page);
   // Nothing is recorded after it. Requires: no work that records is queued.
   Status close();
 

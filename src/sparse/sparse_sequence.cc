@@ -54,6 +54,7 @@ void add_counters(SparseCounters& sum, const SparseCounters& step) {
   sum.dense += step.dense;
   sum.attended_tokens += step.attended_tokens;
   sum.selected_partitions += step.selected_partitions;
+  sum.overflows += step.overflows;
   sum.retrieve.hits += step.retrieve.hits;
   sum.retrieve.misses += step.retrieve.misses;
   sum.retrieve.evictions += step.retrieve.evictions;
@@ -136,7 +137,7 @@ Status SparseSequence::allocate_buffers() {
                                       device.memory(backend::MemoryKind::kFast), *carver.bytes()));
   SPIN_ASSIGN_OR_RETURN(counts_,
                         backend::Buffer::allocate(device.memory(backend::MemoryKind::kHost),
-                                                  2 * heads * sizeof(uint64_t)));
+                                                  3 * heads * sizeof(uint64_t)));
   list_.pages = at<uint32_t>(buffers_, pages);
   list_.tokens = at<uint8_t>(buffers_, tokens);
   list_.counts = at<uint32_t>(buffers_, list_counts);
@@ -153,6 +154,7 @@ Status SparseSequence::allocate_buffers() {
   }
   attended_ = counts_.as<uint64_t>();
   selected_ = attended_ + heads;
+  overflows_ = selected_ + heads;
   return ok_status();
 }
 
@@ -173,7 +175,7 @@ void SparseSequence::enqueue_finish_prompt_layer(uint32_t layer,
   SPIN_CHECK(partition.map == nullptr || layer >= algorithm_->descriptor().dense_layers);
   const backend::PlaceItem item =
       kv_->place_item(layer, prompt, algorithm_->prompt_tail_first(prompt.tokens), partition.map,
-                      partition.mapped_page_ids, partition.pinned);
+                      partition.mapped_page_ids, partition.pinned, stream);
   SPIN_CHECK(partition.map == nullptr || item.first_mapped_page == partition.first_mapped_page);
   store_->device().kv_ops().enqueue_place(item, store_->ref(), stream);
 }
@@ -192,6 +194,7 @@ Status SparseSequence::commit_step() {
   for (uint32_t head = 0; head < model_.geometry.kv_heads; ++head) {
     step_.attended_tokens += attended_[head];
     step_.selected_partitions += selected_[head];
+    step_.overflows += overflows_[head];
   }
   add_counters(counters_, step_);
   if (step_.retrieve.faults > 0) {

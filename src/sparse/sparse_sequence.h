@@ -26,6 +26,7 @@ struct SparseCounters {
   uint64_t dense = 0;
   uint64_t attended_tokens = 0;  // on the lists of both kinds
   uint64_t selected_partitions = 0;
+  uint64_t overflows = 0;  // partitions that were estimated because their pages did not fit
   layout::RetrieveCounters retrieve;
   uint64_t sealed_pages = 0;
   uint64_t repacks = 0;
@@ -100,6 +101,7 @@ class SparseSequence {
   float* part_log_sum_exp_ = nullptr;   // [q_heads]
   uint64_t* attended_ = nullptr;        // [kv_heads] since the step began
   uint64_t* selected_ = nullptr;        // [kv_heads]
+  uint64_t* overflows_ = nullptr;       // [kv_heads]
   SparseCounters step_;                 // of the step in flight
   SparseCounters counters_;
   uint32_t trace_id_ = 0;  // its name in a selection trace; 0: none yet

@@ -46,9 +46,9 @@ TEST(SelectionTrace, WhatIsRecordedIsReadBack) {
   Lists lists;
   auto recorder = SelectionRecorder::create(path, {3, 2, 16, "sketch:bits=2"});
   ASSERT_TRUE(recorder.ok()) << recorder.status().to_string();
-  (*recorder)->record(1, 0, 2, lists.ref());
+  (*recorder)->record(1, 0, 2, lists.ref(), 1, 4294967294);
   lists.counts = {0, 1};
-  (*recorder)->record(4, 7, 0, lists.ref());
+  (*recorder)->record(4, 7, 0, lists.ref(), 0, 4294967295);
   ASSERT_TRUE((*recorder)->close().ok());
 
   const auto trace = parse_selection_trace(read_file(path));
@@ -58,8 +58,8 @@ TEST(SelectionTrace, WhatIsRecordedIsReadBack) {
   EXPECT_EQ(trace->header.page_tokens, 16u);
   EXPECT_EQ(trace->header.settings, "sketch:bits=2");
   ASSERT_EQ(trace->records.size(), 4u);
-  EXPECT_EQ(trace->records[0].pages, (std::vector<uint32_t>{0, 2, 7}));
-  EXPECT_EQ(trace->records[1].pages, (std::vector<uint32_t>{1, 4294967294}));
+  EXPECT_EQ(trace->records[0].pages, (std::vector<uint32_t>{2, 7}));
+  EXPECT_EQ(trace->records[1].pages, std::vector<uint32_t>{1});
   EXPECT_EQ(trace->records[1].kv_head, 1u);
   EXPECT_EQ(trace->records[1].layer, 2u);
   EXPECT_TRUE(trace->records[2].pages.empty());
@@ -81,7 +81,7 @@ TEST(SelectionTrace, AFileThatCannotBeWrittenIsReported) {
   auto recorder = SelectionRecorder::create("/dev/full", {1, 2, 8, ""});
   ASSERT_TRUE(recorder.ok());
   Lists lists;
-  for (int i = 0; i < 1000; ++i) (*recorder)->record(1, 0, 0, lists.ref());
+  for (int i = 0; i < 1000; ++i) (*recorder)->record(1, 0, 0, lists.ref(), 0, 100);
   EXPECT_EQ((*recorder)->close().code(), StatusCode::kIoError);
 }
 
