@@ -362,6 +362,122 @@ std::vector<KvOpsConformance::Retrieved> KvOpsConformance::retrieve(
   return results;
 }
 
+void KvOpsConformance::append_tokens(TieredHeads& heads,
+                                     const layout::Tail& tail,
+                                     uint64_t first,
+                                     uint32_t count) {
+  // Rows that belong to nobody lie before and behind.
+  const auto rows = [&](uint32_t plane) {
+    return concatenated(
+        {token_rows(9000, 2, plane), token_rows(first, count, plane), token_rows(9000, 1, plane)});
+  };
+  const Tensor k = upload_matrix(rows(0), 3);
+  const Tensor v = upload_matrix(rows(1), 1);
+  const backend::TailAppendItem item{device_heads(heads), tail, 2, count};
+  kv_ops().enqueue_tail_append(k.ref, v.ref, {&item, 1}, tiers_, stream());
+  const Status status = stream().wait_idle();
+  ASSERT_TRUE(status.ok()) << status.to_string();
+}
+
+void KvOpsConformance::place(const backend::PlaceItem& item) {
+  kv_ops().enqueue_place(item, tiers_, stream());
+  const Status status = stream().wait_idle();
+  ASSERT_TRUE(status.ok()) << status.to_string();
+}
+
+void KvOpsConformance::seal(TieredHeads& heads,
+                            const layout::Tail& tail,
+                            uint32_t pages,
+                            uint8_t epoch) {
+  const backend::SealItem item{device_heads(heads), tail, pages, epoch};
+  kv_ops().enqueue_seal({&item, 1}, tiers_, stream());
+  const Status status = stream().wait_idle();
+  ASSERT_TRUE(status.ok()) << status.to_string();
+}
+
+void KvOpsConformance::repack(const backend::RepackTailItem& item) {
+  kv_ops().enqueue_repack_tail(item, tiers_, stream());
+  const Status status = stream().wait_idle();
+  ASSERT_TRUE(status.ok()) << status.to_string();
+}
+
+TieredHeads KvOpsConformance::make_successor(const TieredHeads& heads, const LeaseShape& shape) {
+  const std::vector<uint32_t> free_slots = free_slots_;
+  TieredHeads after = make_heads(shape, 0, false);
+  free_slots_ = free_slots;  // its slots come with the resize
+  after.extents.host = heads.extents.host;
+  after.extent_count = heads.extent_count;
+  after.owner = heads.owner;
+  const std::vector<uint32_t> junk(after.slots.host.size(), 0xABAB'ABAB);
+  stream().enqueue_copy(after.slots.device.data(), junk.data(), after.slots.device.size_bytes());
+  EXPECT_TRUE(stream().wait_idle().ok());
+  for (uint32_t h = 0; h < geometry_.kv_heads; ++h) {
+    layout::HeadPages& head = after.heads.host[h];
+    head.owner = heads.owner;
+    head.extents = heads.extents.device.as<uint64_t>() + h * heads.extent_count;
+    head.extent_count = heads.extent_count;
+  }
+  after.heads.device = upload<layout::HeadPages>(after.heads.host);
+  return after;
+}
+
+void KvOpsConformance::resize(TieredHeads& before,
+                              TieredHeads& after,
+                              const layout::Tail& tail_before,
+                              const layout::Tail& tail_after,
+                              const std::vector<uint32_t>& zone_pages,
+                              uint8_t epoch) {
+  const uint32_t kv_heads = geometry_.kv_heads;
+  const uint32_t extra_count =
+      after.shape.lease > before.shape.lease ? after.shape.lease - before.shape.lease : 0;
+  const uint32_t released_count = before.shape.lease + extra_count - after.shape.lease;
+  // One more than needed, so that no buffer is empty.
+  std::vector<uint32_t> extra = take_slots(kv_heads * extra_count);
+  extra.push_back(0xABAB'ABAB);
+  const backend::Buffer extra_buffer = upload<uint32_t>(extra);
+  const backend::Buffer released_buffer =
+      upload<uint32_t>(std::vector<uint32_t>(kv_heads * released_count + 1, 0xCDCD'CDCD));
+  const backend::Buffer zone_buffer = upload<uint32_t>(zone_pages);
+  const backend::ResizeItem item{
+      .before = device_heads(before),
+      .after = device_heads(after),
+      .extra = extra_buffer.as<uint32_t>(),
+      .extra_count = extra_count,
+      .released = released_buffer.as<uint32_t>(),
+      .released_count = released_count,
+      .tail_before = tail_before,
+      .tail_after = tail_after,
+      .zone_entries = static_cast<uint32_t>(zone_pages.size()) / kv_heads,
+      .zone_pages = zone_buffer.as<uint32_t>(),
+      .epoch = epoch};
+  kv_ops().enqueue_resize(item, tiers_, stream());
+  download(after);
+  const auto released = read_back<uint32_t>(released_buffer, kv_heads * released_count + 1);
+  EXPECT_EQ(released.back(), 0xCDCD'CDCD);
+  for (uint32_t h = 0; h < kv_heads; ++h) {
+    std::multiset<uint32_t> had;
+    std::multiset<uint32_t> has;
+    for (uint32_t i = 0; i < before.shape.lease; ++i) had.insert(before.slot(h, i));
+    for (uint32_t i = 0; i < extra_count; ++i) had.insert(extra[h * extra_count + i]);
+    for (uint32_t i = 0; i < after.shape.lease; ++i) has.insert(after.slot(h, i));
+    for (uint32_t i = 0; i < released_count; ++i) has.insert(released[h * released_count + i]);
+    EXPECT_EQ(had, has) << "slots of head " << h;
+  }
+}
+
+void KvOpsConformance::expect_resident(TieredHeads& heads, const std::vector<uint32_t>& pages) {
+  for (uint32_t h = 0; h < geometry_.kv_heads; ++h) {
+    EXPECT_EQ(resident(heads, h), std::set<uint32_t>(pages.begin(), pages.end())) << "head " << h;
+  }
+}
+
+void KvOpsConformance::expect_entry(TieredHeads& heads, uint32_t entry, uint32_t page) {
+  download(heads);
+  for (uint32_t h = 0; h < geometry_.kv_heads; ++h) {
+    EXPECT_EQ(heads.view(h).pages[entry], page) << "entry " << entry << " of head " << h;
+  }
+}
+
 KvOpsConformance::Prompt KvOpsConformance::make_prompt(uint32_t tokens, uint32_t page_tokens) {
   Prompt prompt;
   layout::KvGeometry geometry = geometry_;

@@ -133,6 +133,26 @@ class KvOpsConformance : public AttentionConformance {
                        const PageContents& contents,
                        uint32_t h);
 
+  // Operations on one sequence, waited for.
+  void append_tokens(TieredHeads& heads, const layout::Tail& tail, uint64_t first, uint32_t count);
+  void place(const backend::PlaceItem& item);
+  void seal(TieredHeads& heads, const layout::Tail& tail, uint32_t pages, uint8_t epoch);
+  void repack(const backend::RepackTailItem& item);
+  static layout::HeadPages* device_heads(const TieredHeads& heads) {
+    return heads.heads.device.as<layout::HeadPages>();
+  }
+  // Heads of another shape with the same owner and extents and nothing sensible in their arrays.
+  TieredHeads make_successor(const TieredHeads& heads, const LeaseShape& shape);
+  // Resizes; checks that every slot of `before`, or new, is in `after` or was released.
+  void resize(TieredHeads& before,
+              TieredHeads& after,
+              const layout::Tail& tail_before,
+              const layout::Tail& tail_after,
+              const std::vector<uint32_t>& zone_pages,
+              uint8_t epoch);
+  void expect_resident(TieredHeads& heads, const std::vector<uint32_t>& pages);
+  void expect_entry(TieredHeads& heads, uint32_t entry, uint32_t page);
+
   // The source of a prompt: its tokens in pages of its own pool.
   struct Prompt {
     backend::Buffer bytes;
