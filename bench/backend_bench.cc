@@ -16,8 +16,8 @@
 #include "backend/cpu/cpu_device.h"
 #include "backend/ops.h"
 #include "base/check.h"
-#include "base/parse_number.h"
 #include "bench/pattern.h"
+#include "bench/threads_flag.h"
 
 namespace spin {
 namespace {
@@ -197,26 +197,9 @@ void register_all(Machine& machine) {
                            [&machine](benchmark::State& state) { empty_task(state, machine); }));
 }
 
-// Takes --threads=N out of the arguments; 0 if it is not there.
-uint32_t take_threads(int& argc, char** argv) {
-  const std::string prefix = "--threads=";
-  uint32_t threads = 0;
-  int kept = 0;
-  for (int i = 0; i < argc; ++i) {
-    const std::string text = argv[i];
-    if (text.compare(0, prefix.size(), prefix) != 0) {
-      argv[kept++] = argv[i];
-      continue;
-    }
-    threads = static_cast<uint32_t>(base::parse_decimal(text.substr(prefix.size())).value_or(0));
-  }
-  argc = kept;
-  return threads;
-}
-
 int run(int argc, char** argv) {
   backend::cpu::CpuDeviceOptions options;
-  options.threads = take_threads(argc, argv);
+  options.threads = bench::take_threads(argc, argv);
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
   auto device = backend::cpu::create_cpu_device(options);
