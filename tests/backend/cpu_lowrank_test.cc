@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "backend/cpu/cpu_device.h"
+#include "backend/cpu/orthonormal.h"
+#include "tests/backend/lowrank_conformance.h"
+
+namespace spin::testing {
+namespace {
+
+using backend::cpu::CpuIsa;
+
+OpsBackend cpu_backend(const char* name, CpuIsa isa, uint32_t threads) {
+  backend::cpu::CpuDeviceOptions options;
+  options.isa = isa;
+  options.threads = threads;
+  return {name, [options] { return backend::cpu::create_cpu_device(options); }};
+}
+
+// Every instruction set; those that this processor lacks are skipped.
+INSTANTIATE_TEST_SUITE_P(Cpu,
+                         LowRankConformance,
+                         ::testing::Values(cpu_backend("best_1_thread", CpuIsa::kBest, 1),
+                                           cpu_backend("best_3_threads", CpuIsa::kBest, 3),
+                                           cpu_backend("portable", CpuIsa::kPortable, 2),
+                                           cpu_backend("sse4", CpuIsa::kSse4, 2),
+                                           cpu_backend("avx2", CpuIsa::kAvx2, 2)),
+                         backend_name);
+
+TEST(CpuOrthonormal, DependentAndZeroColumnsGiveAnOrthonormalBasisAllTheSame) {
+  constexpr int64_t kRows = 40;
+  constexpr int64_t kCols = 17;
+  std::vector<double> y;
+  for (int64_t c = 0; c < kCols; ++c) {
+    const Matrix column = random_matrix(1, kRows, static_cast<uint64_t>(c % 5));
+    for (int64_t r = 0; r < kRows; ++r) y.push_back(c == 3 ? 0.0 : column.at(0, r) * 1e3);
+  }
+  const std::vector<double> before = y;
+  std::vector<double> scratch((kRows + 1) * kCols);
+  backend::cpu::orthonormalize(kRows, kCols, y, scratch);
+  const auto dot = [&](const std::vector<double>& a, int64_t i, int64_t j) {
+    double sum = 0;
+    for (int64_t r = 0; r < kRows; ++r) {
+      sum += a[static_cast<size_t>(i * kRows + r)] * y[static_cast<size_t>(j * kRows + r)];
+    }
+    return sum;
+  };
+  for (int64_t i = 0; i < kCols; ++i) {
+    double squares = 0, norm = 0;
+    for (int64_t r = 0; r < kRows; ++r) {
+      norm += std::pow(before[static_cast<size_t>(i * kRows + r)], 2);
+    }
+    for (int64_t j = 0; j < kCols; ++j) {
+      EXPECT_NEAR(dot(y, i, j), i == j ? 1.0 : 0.0, 1e-13) << i << " " << j;
+      squares += std::pow(dot(before, i, j), 2);
+    }
+    // The basis holds the columns.
+    EXPECT_NEAR(squares, norm, 1e-12 * norm) << i;
+  }
+}
+
+}  // namespace
+}  // namespace spin::testing
