@@ -15,7 +15,9 @@
 
 #include "backend/cluster_items.h"
 #include "backend/device.h"
+#include "backend/gate_items.h"
 #include "backend/head_vectors.h"
+#include "backend/lowrank_items.h"
 #include "backend/ops.h"
 #include "backend/sketch_ops.h"
 #include "backend/tensor.h"
@@ -205,6 +207,29 @@ class SparseOps {
                                        const layout::KvGeometry& geometry,
                                        float scale,
                                        StreamRef stream) = 0;
+
+  // Learned gates: summaries of blocks and their scores, one list per KV head.
+  // q: f32 [rows, q_heads * head_dim], after RoPE.
+  virtual void enqueue_gate_keys(std::span<const GateKeysItem> items,
+                                 const GateWeights& weights,
+                                 StreamRef stream) = 0;
+  virtual void enqueue_gate_scores(TensorRef q,
+                                   std::span<const GateScoreItem> items,
+                                   const GateWeights& weights,
+                                   const layout::KvGeometry& geometry,
+                                   StreamRef stream) = 0;
+
+  // Low-rank keys: factors of a prompt's, and keys made of them.
+  virtual void enqueue_factor_keys(const FactorKeysItem& item,
+                                   const RopeParams& rope,
+                                   StreamRef stream) = 0;
+  virtual void enqueue_rebuild_tokens(const RebuildTokensItem& item,
+                                      const RopeParams& rope,
+                                      StreamRef stream) = 0;
+  virtual void enqueue_rebuild_pages(std::span<const RebuildPagesItem> items,
+                                     const KvPoolRef& pool,
+                                     const RopeParams& rope,
+                                     StreamRef stream) = 0;
 
   // Clusters (backend/cluster_items.h).
   virtual void enqueue_cluster(std::span<const ClusterItem> items, StreamRef stream) = 0;

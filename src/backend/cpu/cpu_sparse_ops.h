@@ -58,6 +58,24 @@ class CpuSparseOps final : public SparseOps {
                                const layout::KvGeometry& geometry,
                                float scale,
                                StreamRef stream) override;
+  void enqueue_gate_keys(std::span<const GateKeysItem> items,
+                         const GateWeights& weights,
+                         StreamRef stream) override;
+  void enqueue_gate_scores(TensorRef q,
+                           std::span<const GateScoreItem> items,
+                           const GateWeights& weights,
+                           const layout::KvGeometry& geometry,
+                           StreamRef stream) override;
+  void enqueue_factor_keys(const FactorKeysItem& item,
+                           const RopeParams& rope,
+                           StreamRef stream) override;
+  void enqueue_rebuild_tokens(const RebuildTokensItem& item,
+                              const RopeParams& rope,
+                              StreamRef stream) override;
+  void enqueue_rebuild_pages(std::span<const RebuildPagesItem> items,
+                             const KvPoolRef& pool,
+                             const RopeParams& rope,
+                             StreamRef stream) override;
   // cluster_ops.cc
   void enqueue_cluster(std::span<const ClusterItem> items, StreamRef stream) override;
   void enqueue_split_ranked(std::span<const SplitRankedItem> items,
