@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace spin {
 
@@ -41,9 +42,18 @@ struct EngineOptions {
   uint32_t max_num_batched_tokens = 512;
   // false: a prompt is processed in one step, and must fit max_num_batched_tokens.
   bool enable_chunked_prefill = true;
-  // Bytes of KV cache; 0: what max_num_seqs requests of max_model_len need, at most 60 % of the
-  // memory left after the weights.
+  // Bytes of KV cache in fast memory, the slots of its fast tier; 0: what max_num_seqs requests of
+  // max_model_len need, at most 60 % of the memory left after the weights.
   uint64_t kv_cache_memory_bytes = 0;
+  // Bytes of the KV cache's host tier, to which pages of sparse requests are offloaded; 0: there is
+  // none, and every request stays in fast memory.
+  uint64_t host_memory_bytes = 0;
+  // Fast pages of a sparse request beyond those that a step needs, as a multiple of these; none:
+  // as many as there is room for, shared out by what they save.
+  std::optional<double> kv_buffer_ratio;
+  // Sparse attention that requests may use, "NAME[:key=value,...]"; the first is the default,
+  // "dense" is none. Empty: all requests are dense.
+  std::vector<std::string> sparse;
   // Tokens of one page (8, 16, 32 or 64).
   uint32_t page_tokens = 8;
   // Requests waiting beyond the running set; more are refused (HTTP 429).

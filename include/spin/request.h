@@ -50,6 +50,10 @@ struct GenerateRequest {
   // 1 to (max_model_len - 1) ids, each below the vocabulary size.
   std::vector<TokenId> prompt;
   SamplingParams sampling;
+  // Sparse attention of this request, "NAME[:key=value,...]": "dense", or an algorithm that the
+  // engine was started with (EngineOptions::sparse), whose options are the start's unless they are
+  // named here; none: the engine's default.
+  std::optional<std::string> sparse;
   // Deliver deltas as they come (true), or only one delta per choice at its end (false). The
   // concatenated content is the same.
   bool stream = true;

@@ -106,7 +106,12 @@ struct ModelInfo {
   uint64_t vocab_size = 0;     // ids below this can be sampled
   uint64_t max_model_len = 0;  // tokens, prompt and output together
   uint64_t kv_capacity_tokens = 0;
-  uint64_t kv_cache_bytes = 0;
+  uint64_t kv_cache_bytes = 0;      // of the fast tier
+  uint64_t host_cache_bytes = 0;    // of the host tier
+  uint64_t index_bytes = 0;         // fast memory for summaries and tables of sparse requests
+  uint64_t staging_bytes = 0;       // fast memory for the prompt of a sparse request
+  std::string kv_buffer_ratio;      // "auto" or a number; empty without a host tier
+  std::vector<std::string> sparse;  // algorithms with all their options, the default first
   uint64_t weight_bytes = 0;
   uint32_t threads = 0;
   int64_t created_unix_s = 0;

@@ -15,6 +15,12 @@ Status with_param(const Status& status) {
   return Status(status.code(), status.message(), "sparse");
 }
 
+// What a request asks for and cannot have is the request's fault, whatever the reason.
+Status request_fault(const Status& status) {
+  if (status.code() == StatusCode::kResourceExhausted) return with_param(status);
+  return Status(StatusCode::kInvalidArgument, status.message(), "sparse");
+}
+
 Status refused(std::string message) {
   return Status(StatusCode::kInvalidArgument, std::move(message), "sparse");
 }
@@ -112,7 +118,7 @@ std::string AlgorithmSet::known_names() const {
 Result<AlgorithmRef> AlgorithmSet::resolve(const std::optional<std::string>& text) {
   if (!text) return default_;
   auto parsed = sparse::parse_sparse_spec(*text);
-  if (!parsed.ok()) return with_param(parsed.status());
+  if (!parsed.ok()) return request_fault(parsed.status());
   const Started* start = find(parsed->name);
   if (parsed->name == "dense") {
     if (!parsed->options.empty()) return refused("dense attention has no options");
@@ -134,7 +140,7 @@ Result<AlgorithmRef> AlgorithmSet::resolve(const std::optional<std::string>& tex
     return made_.back().algorithm;
   }
   auto made = sparse::create_algorithm(spec, context_);
-  if (!made.ok()) return with_param(made.status());
+  if (!made.ok()) return request_fault(made.status());
   if (made_.size() >= kMaxInstances) made_.erase(made_.begin());
   made_.push_back({key, std::move(*made)});
   return made_.back().algorithm;

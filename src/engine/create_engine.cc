@@ -14,9 +14,13 @@
 #include "base/memory_guard.h"
 #include "engine/decoder_runner.h"
 #include "engine/engine_impl.h"
+#include "engine/layer_prefill.h"
 #include "engine/memory_budget.h"
+#include "engine/side_weights.h"
+#include "kv/page_store.h"
 #include "model/load.h"
 #include "model/memory_plan.h"
+#include "model/rope.h"
 #include "spin/engine.h"
 #include "text/tokenizer_loader.h"
 
@@ -131,8 +135,21 @@ void fill_info(const EngineOptions& options,
   info.max_model_len = budget.max_model_len;
   info.kv_capacity_tokens = budget.capacity_tokens;
   info.kv_cache_bytes = budget.bytes;
+  info.host_cache_bytes = budget.host_bytes;
+  info.index_bytes = budget.index_bytes;
+  if (budget.host_bytes > 0) {
+    info.kv_buffer_ratio =
+        options.kv_buffer_ratio ? fmt::format("{}", *options.kv_buffer_ratio) : "auto";
+  }
   info.threads = parts.device->properties().threads;
   info.created_unix_s = unix_now_s();
+}
+
+// Most tokens of a prompt that goes through the staging buffer.
+uint64_t staged_tokens(const EngineOptions& options, const model::ModelConfig& config) {
+  if (options.sparse.empty()) return 0;
+  const uint64_t length = options.max_model_len != 0 ? options.max_model_len : config.max_positions;
+  return std::min<uint64_t>(length, config.max_positions);
 }
 
 Result<KvBudget> plan_memory(const EngineOptions& options,
@@ -141,6 +158,7 @@ Result<KvBudget> plan_memory(const EngineOptions& options,
                              const backend::Device& device) {
   BudgetQuestion question;
   question.geometry = config.kv_geometry(options.page_tokens, dtype);
+  question.extent_pages = kv::PageStoreOptions{}.extent_pages;
   question.model_positions = config.max_positions;
   question.memory_bytes = device.properties().memory_bytes;
   question.weight_bytes = model::weight_bytes(config, dtype);
@@ -148,7 +166,38 @@ Result<KvBudget> plan_memory(const EngineOptions& options,
       kProcessReserveBytes +
       model::Decoder::workspace_bytes(config, options.max_num_batched_tokens) +
       runner_bytes(config, options.max_num_batched_tokens, logit_rows_for(options));
+  if (!options.sparse.empty()) {
+    question.reserve_bytes +=
+        LayerPrefill::fast_bytes(config, question.geometry, staged_tokens(options, config));
+  }
   return plan_kv_budget(question, options);
+}
+
+// Everything about the algorithms that can be refused without the weights.
+Status check_algorithms(const EngineOptions& options,
+                        const model::ModelConfig& config,
+                        layout::DType dtype,
+                        EngineParts& parts) {
+  const model::RopeTable rope = model::make_rope_table(config.rope, config.head_dim, {});
+  sparse::AlgorithmContext context;
+  context.device = parts.device.get();
+  context.shape.geometry = config.kv_geometry(options.page_tokens, dtype);
+  context.shape.q_heads = config.q_heads;
+  context.shape.rope = {.inv_freq = rope.inv_freq, .attention_factor = rope.attention_factor};
+  context.side_weights = parts.side_weights.get();
+  return AlgorithmSet::create(options.sparse, context).status();
+}
+
+Status create_algorithms(const EngineOptions& options,
+                         const sparse::ModelShape& shape,
+                         EngineParts& parts) {
+  sparse::AlgorithmContext context;
+  context.device = parts.device.get();
+  context.shape = shape;
+  context.side_weights = parts.side_weights.get();
+  SPIN_ASSIGN_OR_RETURN(parts.algorithms, AlgorithmSet::create(options.sparse, context));
+  parts.info.sparse = parts.algorithms->describe();
+  return ok_status();
 }
 
 Result<std::unique_ptr<ModelRunner>> load_runner(const EngineOptions& options,
@@ -172,6 +221,16 @@ Result<std::unique_ptr<ModelRunner>> load_runner(const EngineOptions& options,
   runner.geometry = files.config.kv_geometry(options.page_tokens, dtype);
   runner.kv_pages = budget.pages;
   runner.max_logit_rows = logit_rows_for(options);
+  if (!options.sparse.empty()) {
+    SPIN_RETURN_IF_ERROR(create_algorithms(options, model_shape(*decoder, runner.geometry), parts));
+    runner.sparse = true;
+    runner.max_prompt_tokens = budget.max_model_len;
+    runner.host_bytes = budget.host_bytes;
+    runner.index_bytes = budget.index_bytes;
+    runner.buffer_ratio = options.kv_buffer_ratio;
+    parts.info.staging_bytes =
+        LayerPrefill::fast_bytes(files.config, runner.geometry, budget.max_model_len);
+  }
   return make_decoder_runner(*parts.device, std::move(decoder), runner);
 }
 
@@ -192,6 +251,10 @@ Result<std::unique_ptr<Engine>> load_and_start(const EngineOptions& options,
   const layout::DType dtype = choose_dtype(options.dtype, *parts.device);
   SPIN_ASSIGN_OR_RETURN(const KvBudget budget,
                         plan_memory(options, files.config, dtype, *parts.device));
+  parts.side_weights = std::make_unique<FileSideWeightSource>(files.path.directory);
+  if (!options.sparse.empty()) {
+    SPIN_RETURN_IF_ERROR(check_algorithms(options, files.config, dtype, parts));
+  }
   fill_info(options, files.config, budget, dtype, parts);
   parts.end_ids = all_end_ids(files, *parts.tokenizer);
   if (options.generation_config == "auto") {

@@ -24,6 +24,7 @@ constexpr size_t kEventBatches = 64;
 constexpr uint32_t kSpareLogitRows = 32;
 constexpr uint32_t kMaxSequences = 4096;
 constexpr uint32_t kMaxStepTokens = 1 << 20;
+constexpr double kMaxBufferRatio = 1000;
 
 Status invalid_option(std::string message, std::string param) {
   return Status(StatusCode::kInvalidArgument, std::move(message), std::move(param));
@@ -63,6 +64,18 @@ Status check_engine_options(const EngineOptions& options) {
     return invalid_option(
         fmt::format("page_tokens must be 8, 16, 32 or 64, found {}", options.page_tokens),
         "page_tokens");
+  }
+  if (options.kv_buffer_ratio &&
+      !(*options.kv_buffer_ratio >= 0 && *options.kv_buffer_ratio <= kMaxBufferRatio)) {
+    return invalid_option(fmt::format("kv_buffer_ratio must be in [0, {}], found {}",
+                                      kMaxBufferRatio, *options.kv_buffer_ratio),
+                          "kv_buffer_ratio");
+  }
+  if (options.sparse.empty() && options.host_memory_bytes > 0) {
+    return invalid_option(
+        "host_memory_bytes needs sparse attention: dense requests read all their "
+        "pages in every step and stay in fast memory",
+        "host_memory_bytes");
   }
   if (options.generation_config != "auto" && options.generation_config != "vllm") {
     return invalid_option("generation_config must be \"auto\" or \"vllm\"", "generation_config");
@@ -165,6 +178,14 @@ Result<RequestId> EngineImpl::submit(GenerateRequest request, std::shared_ptr<Re
   return id;
 }
 
+Result<AlgorithmRef> EngineImpl::resolve_sparse(const std::optional<std::string>& spec) const {
+  if (parts_.algorithms != nullptr) return parts_.algorithms->resolve(spec);
+  if (!spec || *spec == "dense") return AlgorithmRef();
+  return Status(StatusCode::kInvalidArgument,
+                "this server was started without sparse attention; only dense can be asked for",
+                "sparse");
+}
+
 Result<std::unique_ptr<Request>> EngineImpl::make_request(GenerateRequest spec,
                                                           std::shared_ptr<RequestSink> sink) const {
   {
@@ -173,11 +194,20 @@ Result<std::unique_ptr<Request>> EngineImpl::make_request(GenerateRequest spec,
   }
   SPIN_RETURN_IF_ERROR(check_request(spec, limits_));
   auto request = std::make_unique<Request>();
+  SPIN_ASSIGN_OR_RETURN(request->algorithm, resolve_sparse(spec.sparse));
   request->max_tokens = resolved_max_tokens(spec, limits_);
   const SamplingParams& sampling = spec.sampling;
   request->need = parts_.runner->need({spec.prompt, spec.prompt.size() + request->max_tokens,
                                        request->algorithm, sampling.prompt_logprobs.has_value()});
-  SPIN_RETURN_IF_ERROR(check_memory(request->need.memory, spec, limits_));
+  Status fits = check_memory(request->need.memory, spec, limits_);
+  if (!fits.ok() && request->algorithm != nullptr && sampling.prompt_logprobs) {
+    fits = Status(fits.code(),
+                  "log-probabilities of the prompt are those of dense attention, which keeps the "
+                  "whole context in fast memory: " +
+                      fits.message(),
+                  "prompt_logprobs");
+  }
+  SPIN_RETURN_IF_ERROR(fits);
   SPIN_ASSIGN_OR_RETURN(request->texts, make_choice_texts(sampling, *parts_.tokenizer));
   request->choices.resize(sampling.n);
   request->stop_hit = std::make_unique<std::atomic<bool>[]>(sampling.n);

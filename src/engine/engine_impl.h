@@ -16,9 +16,11 @@
 #include <vector>
 
 #include "backend/device.h"
+#include "backend/side_weights.h"
 #include "base/clock.h"
 #include "base/mutex.h"
 #include "engine/admission.h"
+#include "engine/algorithm_set.h"
 #include "engine/delivery.h"
 #include "engine/metrics.h"
 #include "engine/model_runner.h"
@@ -43,7 +45,9 @@ struct EngineParts {
   // Output limit of requests that name none (generation_config.json's max_new_tokens); 0: none.
   uint64_t default_max_tokens = 0;
   std::unique_ptr<backend::Device> device;  // what the runner stands on; null for the fake model
+  std::unique_ptr<backend::SideWeightSource> side_weights;  // of algorithms; may be null
   std::unique_ptr<ModelRunner> runner;
+  std::unique_ptr<AlgorithmSet> algorithms;  // null: dense attention only
   std::unique_ptr<base::Clock> own_clock;
   const base::Clock* clock = nullptr;  // own_clock or a test's
 };
@@ -86,6 +90,8 @@ class EngineImpl final : public Engine {
   Status audit() const { return parts_.runner->audit(); }
 
  private:
+  // Errors: kInvalidArgument with param() "sparse".
+  Result<AlgorithmRef> resolve_sparse(const std::optional<std::string>& spec) const;
   Result<std::unique_ptr<Request>> make_request(GenerateRequest spec,
                                                 std::shared_ptr<RequestSink> sink) const;
   Status check_open() const SPIN_REQUIRES(shared_.mutex);

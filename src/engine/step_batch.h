@@ -28,6 +28,7 @@ struct SequenceStep {
 
 struct StepBatch {
   std::vector<SequenceStep> sequences;  // each sequence at most once
+  bool requests_wait = false;           // for memory or a place
 };
 
 // [rows, vocab] f32: the rows of the batch's sequences in order, each sequence's in token order.

@@ -215,6 +215,7 @@ void StepLoop::open(Ref ref) {
 StepBatch StepLoop::make_batch(const StepPlan& plan) const {
   StepBatch batch;
   batch.sequences.reserve(plan.work.size());
+  batch.requests_wait = !waiting_.empty();
   for (const PlannedWork& work : plan.work) {
     const Ref& ref = running_[work.sequence];
     const Choice& choice = ref.get();

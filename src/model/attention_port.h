@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The only door between the decoder stack and the KV cache. The model hands over a layer's queries,
 // keys and values and gets attention outputs back; which tokens are attended, and where their pages
-// lie, is the business of whoever implements the port (dense: engine/dense_attention.h).
+// lie, is the business of whoever implements the port (engine/sparse_attention.h).
 #pragma once
 
 #include <cstdint>
