@@ -101,6 +101,7 @@ PromptPartition RangeAlgorithm::enqueue_finish_prompt(SequenceIndex& index,
   auto& mine = static_cast<RangeIndex&>(index);
   const auto partitions =
       static_cast<uint32_t>(partition_.partitions(prompt_tail_first(prompt.tokens)));
+  mine.prompt_partitions_ = partitions;
   if (partitions > 0) enqueue_summaries(mine, layer, prompt, 0, partitions, 0, stream);
   enqueue_pins(mine, layer, prompt, partitions, stream);
   PromptPartition result;

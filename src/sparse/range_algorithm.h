@@ -23,11 +23,14 @@ class RangeIndex final : public SequenceIndex {
  public:
   std::byte* summaries() const { return memory_.as<std::byte>(); }
   uint64_t most_partitions() const { return most_partitions_; }
+  // Whole partitions that the prompt left outside the tail; 0 before it is finished.
+  uint32_t prompt_partitions() const { return prompt_partitions_; }
 
  private:
   friend class RangeAlgorithm;
   backend::Buffer memory_;
   uint64_t most_partitions_ = 0;
+  uint32_t prompt_partitions_ = 0;
   uint32_t id_stride_ = 0;
   float* scores_ = nullptr;     // [kv_heads, most_partitions]
   uint32_t* ids_ = nullptr;     // [kv_heads, id_stride]

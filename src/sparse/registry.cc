@@ -12,6 +12,7 @@
 #include "sparse/retroinfer.h"
 #include "sparse/seer.h"
 #include "sparse/shadowkv.h"
+#include "sparse/shadowkv_svd.h"
 #include "sparse/sketch.h"
 #include "sparse/streaming.h"
 
@@ -24,6 +25,8 @@ std::vector<RegisteredAlgorithm>& list() {
       {"quest", "boxes around the keys of 16 tokens bound their scores", create_quest},
       {"shadowkv", "means of 8 keys as landmarks, outliers stay resident", create_shadowkv},
       {"seer", "gates learned for the model score blocks of 32 or 64 tokens", create_seer},
+      {"shadowkv-svd", "as shadowkv, but keys are rebuilt from factors and values fetched",
+       create_shadowkv_svd},
       {"oracle", "exact scores from a copy of all keys, for comparison", create_oracle},
       {"retroinfer", "clusters of like keys, the best retrieved, the next estimated",
        create_retroinfer},
