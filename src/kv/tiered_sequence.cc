@@ -35,7 +35,6 @@ TieredSequence::Impl::Impl(PageStore& owner_store, const SequenceShape& sequence
   if (store.host() != nullptr) {
     extent_count = static_cast<uint32_t>(
         base::ceil_div<uint64_t>(shape.max_page_ids, store.host()->layout().pages));
-    for (HeadState& state : heads) state.dead.resize(extent_count);
   }
 }
 
@@ -135,16 +134,19 @@ uint64_t TieredSequence::Impl::slots_needed(uint64_t lease) const {
   return needed;
 }
 
+Status TieredSequence::Impl::check_slots(uint64_t needed) const {
+  const PageCounts& counts = store.fast().counts();
+  if (needed <= counts.free) return ok_status();
+  return Status(StatusCode::kResourceExhausted,
+                fmt::format("a sequence of up to {} tokens needs {} KV pages of fast memory; {} of "
+                            "{} are free",
+                            shape.max_tokens, needed, counts.free, counts.total));
+}
+
 Status TieredSequence::Impl::take_slots(LeaseTables& made) {
   const uint64_t lease = made.lease_pages;
   const uint64_t needed = slots_needed(lease);
-  const PageCounts& counts = store.fast().counts();
-  if (needed > counts.free) {
-    return Status(StatusCode::kResourceExhausted,
-                  fmt::format("a sequence of up to {} tokens needs {} KV pages of fast memory; {} "
-                              "of {} are free",
-                              shape.max_tokens, needed, counts.free, counts.total));
-  }
+  SPIN_RETURN_IF_ERROR(check_slots(needed));
   std::vector<PageHandle> taken(needed);
   const bool allocated = store.fast().allocate(taken);
   SPIN_CHECK(allocated);
@@ -266,6 +268,7 @@ void TieredSequence::Impl::bury(uint32_t layer, uint32_t h, uint32_t first, uint
     if (host == nullptr) continue;
     const uint32_t per_extent = host->layout().pages;
     const uint32_t e = page / per_extent;
+    if (state.dead.empty()) state.dead.resize(extent_count);
     uint64_t& extent = extent_of(layer, h, page);
     if (extent != 0) host->layout().tag(extent, page)->page = kNoPage;
     const uint64_t in_extent =
@@ -374,21 +377,14 @@ Result<std::unique_ptr<TieredSequence>> TieredSequence::open(PageStore& store,
     auto impl = std::make_unique<Impl>(store, shape);
     const bool tiered = shape.dense_layers < geometry.layers && lease_pages < shape.max_page_ids;
     // Compared before anything of that size is allocated: lengths may come from a request.
-    const uint64_t needed = impl->slots_needed(lease_pages);
-    const PageCounts& counts = store.fast().counts();
-    if (needed > counts.free) {
-      return Status(StatusCode::kResourceExhausted,
-                    fmt::format("a sequence of up to {} tokens needs {} KV pages of fast memory; "
-                                "{} of {} are free",
-                                shape.max_tokens, needed, counts.free, counts.total));
-    }
+    SPIN_RETURN_IF_ERROR(impl->check_slots(impl->slots_needed(lease_pages)));
     if (store.host() != nullptr) {
+      const Status reserved = impl->reserve_host();
+      if (!reserved.ok() && tiered) return reserved;
       const uint64_t extents = impl->head_count() * impl->extent_count;
       SPIN_ASSIGN_OR_RETURN(impl->directory,
                             backend::Buffer::allocate(store.table_memory(), extents * 8));
       std::fill_n(impl->directory.as<uint64_t>(), extents, 0);
-      const Status reserved = impl->reserve_host();
-      if (!reserved.ok() && tiered) return reserved;
     }
     const uint64_t counter_bytes = geometry.kv_heads * sizeof(layout::RetrieveCounters);
     const uint64_t tail_slots = impl->head_count() * shape.tail_pages;

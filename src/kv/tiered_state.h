@@ -26,7 +26,7 @@ struct HeadState {
   std::vector<PageHandle> slots;
   std::vector<uint8_t> page_tokens;  // [max_page_ids] of pages outside the tail; empty: no map
   std::vector<uint32_t> zone;        // pages pinned beside the sinks
-  std::vector<uint32_t> dead;        // [extent_count] dead ids of each extent; with a host tier
+  std::vector<uint32_t> dead;        // [extent_count] dead ids of each extent; empty: none
   uint32_t on_host = 0;              // ids below are on the host or dead (flat form)
   uint32_t going = 0;                // on_host once the transfer in flight has succeeded
 };
@@ -110,6 +110,7 @@ struct TieredSequence::Impl {
   Result<LeaseTables> make_tables(uint64_t lease) const;
   // Slots that a lease takes over all heads; dead ids take none.
   uint64_t slots_needed(uint64_t lease) const;
+  Status check_slots(uint64_t needed) const;
   // Takes slots for the entries of `made` and writes them there. Errors: kResourceExhausted.
   Status take_slots(LeaseTables& made);
   void release_slots();
