@@ -30,6 +30,7 @@ namespace spin::backend::cpu {
 namespace HWY_NAMESPACE {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+constexpr int64_t kKeyStep = 16;  // columns that a product takes at least
 
 // Where a task's scratch lies.
 struct Scratch {
@@ -87,13 +88,11 @@ HWY_INLINE void transpose_words(const char* const* rows, int64_t offset, hn::Vec
 }
 #endif
 
-// keys[i, j] = element i of row j, for all kBlockKeys rows. head_dim is a multiple of 8.
-HWY_INLINE void load_keys(const char* const* rows,
-                          layout::DType dtype,
-                          int64_t head_dim,
-                          float* keys) {
+// keys[i, j] = element i of row j, j < count, a multiple of kKeyStep. head_dim is a multiple of 8.
+HWY_INLINE void load_keys(
+    const char* const* rows, layout::DType dtype, int64_t head_dim, int64_t count, float* keys) {
 #if HWY_TARGET == HWY_SCALAR
-  for (int64_t j = 0; j < kBlockKeys; ++j) {
+  for (int64_t j = 0; j < count; ++j) {
     for (int64_t i = 0; i < head_dim; ++i) {
       keys[i * kBlockKeys + j] =
           dtype == layout::DType::kF32
@@ -104,7 +103,7 @@ HWY_INLINE void load_keys(const char* const* rows,
 #else
   const F32 d;
   hn::Vec<U32> words[4];
-  for (int64_t j = 0; j < kBlockKeys; j += kLanes) {
+  for (int64_t j = 0; j < count; j += kLanes) {
     if (dtype == layout::DType::kF32) {
       for (int64_t i = 0; i < head_dim; i += 4) {
         transpose_words(rows + j, i * 4, words);
@@ -227,7 +226,9 @@ void attend_block(const AttentionTask& task,
   const char* rows_v[kBlockKeys];
   find_rows(task, first_key, count, rows_k);
   for (int64_t j = 0; j < kBlockKeys; ++j) rows_v[j] = rows_k[j] + task.plane_bytes;
-  load_keys(rows_k, task.dtype, task.head_dim, s.keys);
+  // The last block is seldom full; scores behind its keys are masked.
+  const int64_t width = (count + kKeyStep - 1) / kKeyStep * kKeyStep;
+  load_keys(rows_k, task.dtype, task.head_dim, width, s.keys);
   load_values(rows_v, task.dtype, task.head_dim, count, s.values);
   const int64_t padded = attention_padded_dim(task.head_dim);
   const int64_t rows = task.tokens * task.group;
@@ -236,7 +237,7 @@ void attend_block(const AttentionTask& task,
   for (int64_t r = skipped; r < rows; r += kBlockRows) {
     const int64_t part = std::min<int64_t>(kBlockRows, rows - r);
     float_block<Rows::kStrided>(s.q + r * task.head_dim, task.head_dim, part, s.keys, kBlockKeys,
-                                kBlockKeys, task.head_dim, false, s.scores, kBlockKeys);
+                                width, task.head_dim, false, s.scores, kBlockKeys);
     int64_t most = 0;
     for (int64_t i = 0; i < part; ++i) {
       const int64_t sees = task.first_token_sees + (r + i) / task.group - first_key;
@@ -278,7 +279,10 @@ void attend(const AttentionTask& task, AttentionState state, float* scratch) {
     float* to = s.q + t * task.group * task.head_dim;
     for (int64_t i = 0; i < task.group * task.head_dim; ++i) to[i] = from[i] * scale;
   }
-  std::fill_n(s.values, kBlockKeys * attention_padded_dim(task.head_dim), 0.0f);
+  // Columns behind the head are read, and their sums dropped.
+  if (attention_padded_dim(task.head_dim) != task.head_dim) {
+    std::fill_n(s.values, kBlockKeys * attention_padded_dim(task.head_dim), 0.0f);
+  }
   clear_state(state, rows, task.head_dim);
   const int64_t end_of_keys = task.first_token_sees + task.tokens - 1;
   for (int64_t split = task.first_split; split < task.last_split; ++split) {

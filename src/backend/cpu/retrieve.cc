@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// One head at a time, in three passes: find what is resident and stamp it, choose as many victims
-// as pages are missing, fetch. Stamping first keeps this step's pages out of the victims.
+// Two phases. Tables: one head at a time, find what is resident and stamp it, choose as many
+// victims as pages are missing, check their host tags and give them their entries. Stamping first
+// keeps this step's pages out of the victims. Copies: all missing pages of all heads, spread evenly
+// over the threads.
 #include "backend/cpu/retrieve.h"
 
-#include <atomic>
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
 #include "backend/cpu/kv_pages.h"
+#include "base/checked_math.h"
 #include "layout/residency.h"
 
 namespace spin::backend::cpu {
@@ -18,6 +21,18 @@ using layout::kNoEntry;
 using layout::kNoPage;
 using layout::kNoSlot;
 
+// Below so many pages looked up or bytes copied, waking other threads takes longer than the work.
+constexpr uint64_t kSerialPages = 512;
+constexpr uint64_t kSerialBytes = 64 << 10;
+constexpr uint64_t kChunkBytes = 32 << 10;  // that one task copies
+
+// One page to bring; zeros when `from` is null.
+struct Copy {
+  std::byte* to = nullptr;
+  const std::byte* from = nullptr;
+  uint64_t bytes = 0;
+};
+
 // What one head of an item works on.
 struct HeadCall {
   HeadPages* head = nullptr;
@@ -26,11 +41,18 @@ struct HeadCall {
   uint32_t count = 0;
   uint32_t* slots = nullptr;    // out [count]
   uint32_t* fetched = nullptr;  // out [count], positions; or null
+  Copy* copies = nullptr;       // out [count]
   uint32_t* missing = nullptr;  // [count], positions
   uint32_t* victims = nullptr;  // [count]
   layout::RetrieveCounters* counters = nullptr;
-  uint32_t keyless_end = 0;  // pages with lower ids are fetched without keys
+  uint32_t keyless_end = 0;  // pages with lower ids come without keys
   uint8_t epoch = 0;
+};
+
+struct HeadResult {
+  uint32_t copies = 0;
+  uint32_t fetched = 0;
+  bool is_too_small = false;
 };
 
 // Every page has its slot; a page without one is lost, and attention passes it over.
@@ -48,49 +70,56 @@ void find_flat(const HeadCall& call) {
   }
 }
 
-// Brings one page, or zeros when the host does not have it. Returns whether it is the page.
-bool fetch(const HeadCall& call, const TieredPoolRef& pool, uint32_t i, std::byte* to) {
+// How page `page` of `tokens` tokens comes to a slot.
+Copy copy_of(const HeadCall& call,
+             const TieredPoolRef& pool,
+             uint32_t page,
+             uint32_t tokens,
+             std::byte* to) {
   const layout::KvGeometry& geometry = pool.fast.geometry;
-  const uint32_t page = call.pages[i];
   const HostPage from = host_page(*call.head, pool.host, page);
-  if (!host_holds(from, *call.head, page) || from.tag->tokens != call.tokens[i]) {
-    std::memset(to, 0, geometry.page_bytes());
-    return false;
+  if (!host_holds(from, *call.head, page) || from.tag->tokens != tokens) {
+    return {to, nullptr, geometry.page_bytes()};
   }
   const uint64_t skipped = page < call.keyless_end ? geometry.plane_bytes() : 0;
-  std::memcpy(to + skipped, from.bytes + skipped, geometry.page_bytes() - skipped);
-  call.counters->bytes += geometry.page_bytes() - skipped;
-  return true;
+  return {to + skipped, from.bytes + skipped, geometry.page_bytes() - skipped};
 }
 
-// Brings the missing pages to the victims' slots. Returns how many are in `fetched`.
-uint32_t fetch_all(const HeadCall& call, const TieredPoolRef& pool, uint32_t misses) {
+// Gives the missing pages the victims' entries.
+HeadResult replace_victims(const HeadCall& call, const TieredPoolRef& pool, uint32_t misses) {
   HeadPages& head = *call.head;
-  uint32_t fetched = 0;
+  layout::RetrieveCounters& counters = *call.counters;
+  HeadResult result;
   for (uint32_t m = 0; m < misses; ++m) {
     const uint32_t i = call.missing[m];
     const uint32_t page = call.pages[i];
     const uint32_t entry = call.victims[m];
-    if (head.pages[entry] != kNoPage) ++call.counters->evictions;
+    if (head.pages[entry] != kNoPage) ++counters.evictions;
     call.slots[i] = head.slots[entry];
-    const bool good = fetch(call, pool, i, slot_address(pool.fast, head.slots[entry]));
+    const Copy copy =
+        copy_of(call, pool, page, call.tokens[i], slot_address(pool.fast, head.slots[entry]));
+    const bool good = copy.from != nullptr;
     // What is not the page is not found again either.
     layout::set_entry(head, entry, good ? page : kNoPage);
     head.stamps[entry] = call.epoch;
-    if (!good) ++call.counters->faults;
-    const bool is_listed = good && (call.keyless_end == 0 || page < call.keyless_end);
-    if (is_listed && call.fetched != nullptr) call.fetched[fetched++] = i;
+    call.copies[result.copies++] = copy;
+    if (!good) {
+      ++counters.faults;
+      continue;
+    }
+    counters.bytes += copy.bytes;
+    const bool is_listed = call.keyless_end == 0 || page < call.keyless_end;
+    if (is_listed && call.fetched != nullptr) call.fetched[result.fetched++] = i;
   }
-  call.counters->misses += misses;
-  return fetched;
+  counters.misses += misses;
+  return result;
 }
 
-// Returns how many pages are in `fetched`, or -1 if the cache is too small for what is wanted.
-int64_t retrieve_head(const HeadCall& call, const TieredPoolRef& pool) {
+HeadResult update_head(const HeadCall& call, const TieredPoolRef& pool) {
   HeadPages& head = *call.head;
   if (head.is_flat()) {
     find_flat(call);
-    return 0;
+    return {};
   }
   layout::sweep_if_due(head, call.epoch);
   uint32_t misses = 0;
@@ -104,52 +133,118 @@ int64_t retrieve_head(const HeadCall& call, const TieredPoolRef& pool) {
     call.slots[i] = head.slots[entry];
   }
   call.counters->hits += call.count - misses;
-  if (misses == 0) return 0;
-  if (layout::choose_victims(head, call.epoch, misses, call.victims) < misses) return -1;
-  return fetch_all(call, pool, misses);
+  if (misses == 0) return {};
+  if (layout::choose_victims(head, call.epoch, misses, call.victims) < misses) {
+    return {.is_too_small = true};
+  }
+  return replace_victims(call, pool, misses);
 }
 
-HeadCall head_call(const RetrieveItem& item, uint32_t h, std::vector<uint32_t>& scratch) {
-  const uint64_t first = uint64_t{h} * item.wanted.stride;
-  HeadCall call;
-  call.head = item.heads + h;
-  call.pages = item.wanted.pages + first;
-  call.tokens = item.wanted.tokens + first;
-  call.count = item.wanted.counts[h];
-  call.slots = item.slots + first;
-  if (scratch.size() < 2 * uint64_t{call.count}) scratch.resize(2 * uint64_t{call.count});
-  call.victims = scratch.data();
-  call.missing = scratch.data() + call.count;
-  call.fetched = item.fetched != nullptr ? item.fetched + first : nullptr;
-  call.counters = item.counters + h;
-  if (item.planes == layout::Planes::kValuesOnly) call.keyless_end = item.planes_end;
-  call.epoch = item.epoch;
-  return call;
-}
+class Retrieve {
+ public:
+  Retrieve(std::span<const RetrieveItem> items,
+           const TieredPoolRef& pool,
+           base::ThreadPool& threads)
+      : items_(items),
+        pool_(pool),
+        threads_(threads),
+        kv_heads_(pool.fast.geometry.kv_heads),
+        first_copy_(items.size() * kv_heads_ + 1),
+        results_(items.size() * kv_heads_) {}
+
+  Status run() {
+    for (size_t i = 0; i < results_.size(); ++i) {
+      first_copy_[i + 1] = first_copy_[i] + items_[i / kv_heads_].wanted.counts[i % kv_heads_];
+    }
+    const uint64_t wanted = first_copy_.back();
+    copies_.resize(wanted);
+    scratch_.resize(2 * wanted);
+    for_each(results_.size(), wanted > kSerialPages,
+             [this](size_t i) { results_[i] = update_head(head_call(i), pool_); });
+    for (size_t i = 0; i < results_.size(); ++i) {
+      const RetrieveItem& item = items_[i / kv_heads_];
+      if (results_[i].is_too_small) {
+        return Status(StatusCode::kInternal,
+                      "a head's cached slots cannot hold all pages that a step wants");
+      }
+      if (item.fetched_counts != nullptr) {
+        item.fetched_counts[i % kv_heads_] = results_[i].fetched;
+      }
+    }
+    copy_all();
+    return ok_status();
+  }
+
+ private:
+  // Serially or on all threads.
+  template <typename Body>
+  void for_each(size_t count, bool is_large, const Body& body) {
+    if (is_large) {
+      threads_.parallel_for(count, [&body](size_t i, uint32_t) { body(i); });
+    } else {
+      for (size_t i = 0; i < count; ++i) body(i);
+    }
+  }
+
+  HeadCall head_call(size_t index) {
+    const RetrieveItem& item = items_[index / kv_heads_];
+    const uint64_t h = index % kv_heads_;
+    const uint64_t first = h * item.wanted.stride;
+    HeadCall call;
+    call.head = item.heads + h;
+    call.pages = item.wanted.pages + first;
+    call.tokens = item.wanted.tokens + first;
+    call.count = item.wanted.counts[h];
+    call.slots = item.slots + first;
+    call.fetched = item.fetched != nullptr ? item.fetched + first : nullptr;
+    call.copies = copies_.data() + first_copy_[index];
+    call.missing = scratch_.data() + 2 * first_copy_[index];
+    call.victims = call.missing + call.count;
+    call.counters = item.counters + h;
+    call.keyless_end = item.planes == layout::Planes::kValuesOnly ? item.planes_end : 0;
+    call.epoch = item.epoch;
+    return call;
+  }
+
+  void copy_all() {
+    uint64_t count = 0;  // copies of all heads, moved up to one list
+    for (size_t i = 0; i < results_.size(); ++i) {
+      const auto from = copies_.begin() + static_cast<std::ptrdiff_t>(first_copy_[i]);
+      std::copy(from, from + results_[i].copies,
+                copies_.begin() + static_cast<std::ptrdiff_t>(count));
+      count += results_[i].copies;
+    }
+    const uint64_t page_bytes = pool_.fast.geometry.page_bytes();
+    const uint64_t chunk = std::max<uint64_t>(1, kChunkBytes / page_bytes);
+    for_each(base::ceil_div(count, chunk), count * page_bytes > kSerialBytes, [&](size_t c) {
+      const uint64_t end = std::min(count, (c + 1) * chunk);
+      for (uint64_t i = c * chunk; i < end; ++i) {
+        const Copy& copy = copies_[i];
+        if (copy.from == nullptr) {
+          std::memset(copy.to, 0, copy.bytes);
+        } else {
+          std::memcpy(copy.to, copy.from, copy.bytes);
+        }
+      }
+    });
+  }
+
+  std::span<const RetrieveItem> items_;
+  const TieredPoolRef& pool_;
+  base::ThreadPool& threads_;
+  const uint32_t kv_heads_;
+  std::vector<uint64_t> first_copy_;  // [heads of all items + 1]
+  std::vector<HeadResult> results_;
+  std::vector<Copy> copies_;
+  std::vector<uint32_t> scratch_;
+};
 
 }  // namespace
 
 Status run_retrieve(std::span<const RetrieveItem> items,
                     const TieredPoolRef& pool,
                     base::ThreadPool& threads) {
-  const uint32_t kv_heads = pool.fast.geometry.kv_heads;
-  std::vector<std::vector<uint32_t>> scratch(threads.threads());
-  std::atomic<bool> too_small = false;
-  threads.parallel_for(items.size() * kv_heads, [&](size_t index, uint32_t thread) {
-    const RetrieveItem& item = items[index / kv_heads];
-    const auto h = static_cast<uint32_t>(index % kv_heads);
-    const int64_t fetched = retrieve_head(head_call(item, h, scratch[thread]), pool);
-    if (fetched < 0) {
-      too_small.store(true, std::memory_order_relaxed);
-    } else if (item.fetched_counts != nullptr) {
-      item.fetched_counts[h] = static_cast<uint32_t>(fetched);
-    }
-  });
-  if (too_small.load(std::memory_order_relaxed)) {
-    return Status(StatusCode::kInternal,
-                  "a head's cached slots cannot hold all pages that a step wants");
-  }
-  return ok_status();
+  return Retrieve(items, pool, threads).run();
 }
 
 }  // namespace spin::backend::cpu
