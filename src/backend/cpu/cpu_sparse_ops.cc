@@ -217,8 +217,12 @@ void CpuSparseOps::enqueue_rank(std::span<const RankItem> items,
                                 uint32_t kv_heads,
                                 StreamRef stream) {
   for (const RankItem& item : items) SPIN_CHECK(item.id_stride >= std::min(item.most, item.count));
-  stream.enqueue_host([this, items = copied(items), kv_heads] {
-    pool_.parallel_for(items.size() * kv_heads, [&](size_t i, uint32_t) {
+  stream.enqueue_task([this, items = copied(items), kv_heads]() -> Status {
+    uint64_t words = 0;
+    for (const RankItem& item : items) words = std::max(words, rank_scratch_words(item.count));
+    SPIN_ASSIGN_OR_RETURN(auto lease, workspace_.take(words * pool_.threads() * sizeof(uint32_t)));
+    auto* scratch = reinterpret_cast<uint32_t*>(lease.data());
+    pool_.parallel_for(items.size() * kv_heads, [&](size_t i, uint32_t slot) {
       const RankItem& item = items[i / kv_heads];
       const uint64_t head = i % kv_heads;
       RankTask task;
@@ -229,9 +233,11 @@ void CpuSparseOps::enqueue_rank(std::span<const RankItem> items,
       task.least_score = item.least_score;
       task.ranked = item.ranked;
       task.ids = item.ids + head * item.id_stride;
+      task.scratch = scratch + words * slot;
       item.counts[head] = rank_scores(task);
       if (item.selected != nullptr) item.selected[head] += item.counts[head];
     });
+    return ok_status();
   });
 }
 

@@ -13,8 +13,10 @@ struct RankTask {
   uint32_t most = 0;
   float least_score = 0;
   bool ranked = false;
-  uint32_t* ids = nullptr;  // out, min(most, count)
+  uint32_t* ids = nullptr;      // out, min(most, count)
+  uint32_t* scratch = nullptr;  // rank_scratch_words(count)
 };
+constexpr uint64_t rank_scratch_words(uint64_t count) { return 2 * count; }
 
 // Returns how many ids were written (backend/sparse_ops.h, RankItem). O(count + ids log ids).
 // NaN counts as -infinity.

@@ -59,47 +59,113 @@ HWY_INLINE VF32 load_row(const char* row, int64_t i, int64_t n) {
   }
 }
 
-// kRows query heads against one vector (or box).
+// to[i] = sum of all lanes of sums[i], i < 4. Within blocks of 128 bits by interleaving, then over
+// the blocks in ascending order.
+HWY_INLINE void sum_lanes_of_four(const VF32* sums, float* to) {
+  const F32 d;
+#if HWY_TARGET == HWY_SCALAR
+  for (int i = 0; i < 4; ++i) to[i] = hn::GetLane(sums[i]);
+  (void)d;
+#else
+  const hn::RepartitionToWide<F32> d64;
+  const VF32 ab =
+      hn::Add(hn::InterleaveLower(d, sums[0], sums[1]), hn::InterleaveUpper(d, sums[0], sums[1]));
+  const VF32 cd =
+      hn::Add(hn::InterleaveLower(d, sums[2], sums[3]), hn::InterleaveUpper(d, sums[2], sums[3]));
+  const auto ab64 = hn::BitCast(d64, ab);
+  const auto cd64 = hn::BitCast(d64, cd);
+  const VF32 blocks = hn::Add(hn::BitCast(d, hn::InterleaveLower(d64, ab64, cd64)),
+                              hn::BitCast(d, hn::InterleaveUpper(d64, ab64, cd64)));
+  HWY_ALIGN float parts[kLanes];
+  hn::Store(blocks, d, parts);
+  const hn::FixedTag<float, 4> d4;
+  auto total = hn::Load(d4, parts);
+  for (int64_t i = 4; i < kLanes; i += 4) total = hn::Add(total, hn::Load(d4, parts + i));
+  hn::StoreU(total, d4, to);
+#endif
+}
+
+// kRows query heads against four vectors (or boxes) at these offsets; `stored` scores are wanted.
 template <layout::DType kDType, bool kBox, int kRows>
-HWY_INLINE void score_one(const ScoreTask& task, const float* q, int64_t j, float* out) {
+HWY_INLINE void score_four(
+    const ScoreTask& task, const float* q, const uint64_t* offsets, float* out, int64_t stored) {
   const F32 d;
   const int64_t padded = score_padded_dim(task.width);
-  const uint64_t number = task.ids != nullptr ? task.ids[j] : static_cast<uint64_t>(j);
-  const uint64_t offset = number * static_cast<uint64_t>(task.width) * layout::dtype_bytes(kDType);
-  VF32 sums[kRows];
-  for (int r = 0; r < kRows; ++r) sums[r] = hn::Zero(d);
+  VF32 sums[kRows][4];
+  for (int r = 0; r < kRows; ++r) {
+    for (int k = 0; k < 4; ++k) sums[r][k] = hn::Zero(d);
+  }
   for (int64_t i = 0; i < task.width; i += kLanes) {
-    const VF32 key = load_row<kDType>(task.keys + offset, i, task.width);
-    if constexpr (kBox) {
-      const VF32 upper = load_row<kDType>(task.upper + offset, i, task.width);
-      for (int r = 0; r < kRows; ++r) {
-        const VF32 qr = hn::LoadU(d, q + r * padded + i);
-        sums[r] = hn::Add(sums[r], hn::Max(hn::Mul(qr, key), hn::Mul(qr, upper)));
-      }
-    } else {
-      for (int r = 0; r < kRows; ++r) {
-        sums[r] = hn::MulAdd(hn::LoadU(d, q + r * padded + i), key, sums[r]);
+    VF32 key[4];
+    VF32 upper[4];
+    for (int k = 0; k < 4; ++k) {
+      key[k] = load_row<kDType>(task.keys + offsets[k], i, task.width);
+      if constexpr (kBox) upper[k] = load_row<kDType>(task.upper + offsets[k], i, task.width);
+    }
+    for (int r = 0; r < kRows; ++r) {
+      const VF32 qr = hn::LoadU(d, q + r * padded + i);
+      for (int k = 0; k < 4; ++k) {
+        if constexpr (kBox) {
+          sums[r][k] = hn::Add(sums[r][k], hn::Max(hn::Mul(qr, key[k]), hn::Mul(qr, upper[k])));
+        } else {
+          sums[r][k] = hn::MulAdd(qr, key[k], sums[r][k]);
+        }
       }
     }
   }
   for (int r = 0; r < kRows; ++r) {
-    out[r * task.out_stride + j] = hn::GetLane(hn::SumOfLanes(d, sums[r]));
+    float four[4];
+    sum_lanes_of_four(sums[r], four);
+    std::memcpy(out + r * task.out_stride, four, static_cast<size_t>(stored) * sizeof(float));
+  }
+}
+
+// Query heads at once: four sums each, four vectors (eight for boxes) and a query fit the
+// registers.
+#if HWY_TARGET <= HWY_AVX3
+constexpr int kKeyRows = 5;
+constexpr int kBoxRows = 4;
+#else
+constexpr int kKeyRows = 2;
+constexpr int kBoxRows = 1;
+#endif
+
+template <layout::DType kDType, bool kBox>
+HWY_INLINE void score_rows(
+    const ScoreTask& task, int64_t g, int64_t rows, const uint64_t* offsets, int64_t j) {
+  const float* q = task.q + g * score_padded_dim(task.width);
+  float* out = task.out + g * task.out_stride + j;
+  const int64_t stored = std::min<int64_t>(4, task.count - j);
+  switch (rows) {
+#if HWY_TARGET <= HWY_AVX3
+    case 5:
+      return score_four < kDType, kBox, kBox ? kBoxRows : 5 > (task, q, offsets, out, stored);
+    case 4:
+      return score_four<kDType, kBox, 4>(task, q, offsets, out, stored);
+    case 3:
+      return score_four<kDType, kBox, 3>(task, q, offsets, out, stored);
+#endif
+    case 2:
+      return score_four<kDType, kBox, 2>(task, q, offsets, out, stored);
+    default:
+      return score_four<kDType, kBox, 1>(task, q, offsets, out, stored);
   }
 }
 
 template <layout::DType kDType, bool kBox>
-void score_all(const ScoreTask& task) {
-  const int64_t padded = score_padded_dim(task.width);
-  for (int64_t j = 0; j < task.count; ++j) {
-    int64_t g = 0;
-    for (; g + 4 <= task.group; g += 4) {
-      score_one<kDType, kBox, 4>(task, task.q + g * padded, j, task.out + g * task.out_stride);
+HWY_INLINE void score_all(const ScoreTask& task) {
+  constexpr int64_t kMostRows = kBox ? kBoxRows : kKeyRows;
+  const int64_t blocks = (task.group + kMostRows - 1) / kMostRows;
+  const int64_t rows = (task.group + blocks - 1) / blocks;
+  const uint64_t row_bytes = static_cast<uint64_t>(task.width) * layout::dtype_bytes(kDType);
+  for (int64_t j = 0; j < task.count; j += 4) {
+    uint64_t offsets[4];
+    for (int64_t k = 0; k < 4; ++k) {  // past the end the last one again
+      const int64_t i = std::min(j + k, task.count - 1);
+      offsets[k] = (task.ids != nullptr ? task.ids[i] : static_cast<uint64_t>(i)) * row_bytes;
     }
-    for (; g + 2 <= task.group; g += 2) {
-      score_one<kDType, kBox, 2>(task, task.q + g * padded, j, task.out + g * task.out_stride);
-    }
-    for (; g < task.group; ++g) {
-      score_one<kDType, kBox, 1>(task, task.q + g * padded, j, task.out + g * task.out_stride);
+    for (int64_t g = 0; g < task.group; g += rows) {
+      score_rows<kDType, kBox>(task, g, std::min(rows, task.group - g), offsets, j);
     }
   }
 }
@@ -138,8 +204,17 @@ HWY_INLINE float exp_sum(const float* scores, int64_t n, float max) {
 }
 
 void softmax_part(const float* scores, int64_t n, float* max, float* sum) {
+  const F32 d;
   float most = kMinusInfinity;
-  for (int64_t j = 0; j < n; ++j) most = std::max(most, scores[j]);
+  int64_t j = 0;
+  if (n >= kLanes) {
+    VF32 largest = hn::LoadU(d, scores);
+    for (j = kLanes; j + kLanes <= n; j += kLanes) {
+      largest = hn::Max(largest, hn::LoadU(d, scores + j));
+    }
+    most = hn::GetLane(hn::MaxOfLanes(d, largest));
+  }
+  for (; j < n; ++j) most = std::max(most, scores[j]);
   *max = most;
   *sum = most == kMinusInfinity ? 0.0f : exp_sum(scores, n, most);
 }
@@ -151,21 +226,25 @@ void aggregate_scores(const float* scores,
                       bool sum,
                       int64_t n,
                       float* to) {
-  for (int64_t j = 0; j < n; ++j) {
-    float most = kMinusInfinity;
-    for (int64_t g = 0; g < group; ++g) most = std::max(most, scores[g * stride + j] - lse[g]);
-    to[j] = most;
-  }
-  if (!sum) return;
   const F32 d;
-  for (int64_t j = 0; j < n; ++j) {
-    if (to[j] == kMinusInfinity) continue;
-    float total = 0;
+  for (int64_t j = 0; j < n; j += kLanes) {
+    const auto part = [&](int64_t g) HWY_ATTR {
+      return hn::Sub(load_part(d, scores + g * stride + j, n - j), hn::Set(d, lse[g]));
+    };
+    VF32 most = part(0);
+    for (int64_t g = 1; g < group; ++g) most = hn::Max(most, part(g));
+    store_part(most, to + j, n - j);
+    if (!sum) continue;
+    VF32 total = hn::Zero(d);
     for (int64_t g = 0; g < group; ++g) {
-      const float x = (scores[g * stride + j] - lse[g] - to[j]) * kLog2E;
-      total += hn::GetLane(exp2_nonpositive(d, hn::Set(d, x)));
+      const VF32 x = hn::Mul(hn::Sub(part(g), most), hn::Set(d, kLog2E));
+      total = hn::Add(total, exp2_nonpositive(d, x));
     }
-    to[j] += std::log(total);
+    HWY_ALIGN float totals[kLanes];
+    hn::Store(total, d, totals);
+    for (int64_t i = 0; i < std::min<int64_t>(kLanes, n - j); ++i) {
+      if (to[j + i] != kMinusInfinity) to[j + i] += std::log(totals[i]);
+    }
   }
 }
 
