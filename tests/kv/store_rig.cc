@@ -286,6 +286,7 @@ void RigSequence::leave_tail(uint32_t layer, Random& random) {
     const auto item = kv_->repack_item(layer, static_cast<uint32_t>(count), map,
                                        most_mapped_ids(geometry, count) + 1, rig_.stream());
     EXPECT_EQ(item.first_mapped_page, first_page);
+    ++left_tail_;
     ops.enqueue_repack_tail(item, rig_.store().ref(), rig_.stream());
     return;
   }
@@ -300,6 +301,7 @@ void RigSequence::leave_tail(uint32_t layer, Random& random) {
       for (uint64_t i = 0; i < p; ++i) model.push_back(first_token + page * p + i);
     }
   }
+  ++left_tail_;
   const backend::SealItem items[] = {kv_->seal_item(layer, static_cast<uint32_t>(leave))};
   ops.enqueue_seal(items, rig_.store().ref(), rig_.stream());
 }

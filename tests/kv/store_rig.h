@@ -92,6 +92,8 @@ class RigSequence {
   uint64_t hits() const { return hits_; }
   uint64_t misses() const { return misses_; }
   uint64_t evictions() const { return evictions_; }
+  // Seals and repacks so far, over all layers.
+  uint64_t left_tail() const { return left_tail_; }
 
   // The parts of a step, for tests that interleave them.
   void begin_step() { kv_->begin_step(1); }
@@ -149,7 +151,7 @@ class RigSequence {
   std::vector<uint32_t> pin_ids_, pin_counts_;
   std::vector<uint8_t> pin_tokens_;
   std::vector<LayerBuffers> layers_;
-  uint64_t faults_ = 0, hits_ = 0, misses_ = 0, evictions_ = 0;
+  uint64_t faults_ = 0, hits_ = 0, misses_ = 0, evictions_ = 0, left_tail_ = 0;
 };
 
 // Page ids that dealing out `tokens` tokens can take: pages have P/2 tokens and more but for one.
