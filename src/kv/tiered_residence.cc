@@ -199,88 +199,101 @@ Status TieredSequence::Impl::resume(LeaseTables made) {
 
 namespace {
 
-// Numbers per head for one layer's resize.
+using Impl = TieredSequence::Impl;
+
+// Numbers and lists of one layer's resize.
 struct LayerResize {
-  uint32_t extra = 0;
-  uint32_t released = 0;
+  uint32_t extra = 0;     // per head
+  uint32_t released = 0;  // per head
+  uint32_t zone_entries = 0;
   uint32_t* extra_slots = nullptr;     // [kv_heads, extra]
   uint32_t* released_slots = nullptr;  // [kv_heads, released]
   uint32_t* zone_pages = nullptr;      // [kv_heads, zone_entries]
+
+  uint64_t words() const { return uint64_t{extra} + released + zone_entries; }  // per head
 };
+
+LayerResize plan_layer(const Impl& impl, uint32_t layer, uint64_t lease) {
+  LayerResize plan;
+  for (uint32_t h = 0; h < impl.geometry.kv_heads; ++h) {
+    const std::vector<PageHandle>& slots = impl.head(layer, h).slots;
+    const auto live = static_cast<uint64_t>(std::count_if(
+        slots.begin(), slots.end(), [](PageHandle page) { return page.slot != kNoSlot; }));
+    if (live < lease) plan.extra = std::max(plan.extra, static_cast<uint32_t>(lease - live));
+  }
+  plan.released = static_cast<uint32_t>(impl.layer_heads(layer)->lease_pages + plan.extra - lease);
+  plan.zone_entries = impl.layers[layer].sinks + impl.shape.zone_pages;
+  return plan;
+}
+
+// Which pages the pinned entries outside the tail are for.
+void fill_zone(const Impl& impl, uint32_t layer, uint32_t h, std::span<uint32_t> zone) {
+  const std::vector<uint32_t>& pages = impl.head(layer, h).zone;
+  const uint32_t sinks = impl.layers[layer].sinks;
+  std::fill(zone.begin(), zone.end(), kNoPage);
+  for (uint32_t i = 0; i < sinks; ++i) zone[i] = i;
+  std::copy(pages.begin(), pages.end(), zone.begin() + sinks);
+}
+
+void enqueue_layer(Impl& impl,
+                   uint32_t layer,
+                   const LayerResize& plan,
+                   HeadPages* after,
+                   backend::Stream& stream) {
+  backend::ResizeItem item;
+  item.before = impl.layer_heads(layer);
+  item.after = after;
+  item.extra = plan.extra_slots;
+  item.extra_count = plan.extra;
+  item.released = plan.released_slots;
+  item.released_count = plan.released;
+  item.tail_before = item.tail_after = impl.tail(layer);
+  item.zone_entries = plan.zone_entries;
+  item.zone_pages = plan.zone_pages;
+  item.epoch = impl.epoch;
+  impl.store.device().kv_ops().enqueue_resize(item, impl.store.ref(), stream);
+}
 
 }  // namespace
 
 Status TieredSequence::Impl::resize_tables(LeaseTables made, backend::Stream& stream) {
   const uint32_t kv_heads = geometry.kv_heads;
   std::vector<LayerResize> plans(geometry.layers);
-  uint64_t words = 0;
+  uint64_t words = 1;
   uint64_t new_slots = 0;
   for (uint32_t layer = shape.dense_layers; layer < geometry.layers; ++layer) {
-    LayerResize& plan = plans[layer];
-    const uint64_t after = made.lease_pages;
-    for (uint32_t h = 0; h < kv_heads; ++h) {
-      const std::vector<PageHandle>& slots = head(layer, h).slots;
-      const auto live = static_cast<uint64_t>(std::count_if(
-          slots.begin(), slots.end(), [](PageHandle page) { return page.slot != kNoSlot; }));
-      if (live < after) plan.extra = std::max(plan.extra, static_cast<uint32_t>(after - live));
-    }
-    plan.released = static_cast<uint32_t>(layer_heads(layer)->lease_pages + plan.extra - after);
-    words += uint64_t{kv_heads} * (plan.extra + plan.released + pinned_entries(layer));
-    new_slots += uint64_t{kv_heads} * plan.extra;
+    plans[layer] = plan_layer(*this, layer, made.lease_pages);
+    words += kv_heads * plans[layer].words();
+    new_slots += uint64_t{kv_heads} * plans[layer].extra;
   }
-  SPIN_ASSIGN_OR_RETURN(backend::Buffer scratch,
+  SPIN_ASSIGN_OR_RETURN(backend::Buffer lists,
                         backend::Buffer::allocate(store.device().memory(backend::MemoryKind::kHost),
-                                                  std::max<uint64_t>(words, 1) * sizeof(uint32_t)));
+                                                  words * sizeof(uint32_t)));
+  SPIN_RETURN_IF_ERROR(check_slots(new_slots));
   std::vector<PageHandle> extra(new_slots);
-  if (!store.fast().allocate(extra)) {
-    const PageCounts& counts = store.fast().counts();
-    return Status(StatusCode::kResourceExhausted,
-                  fmt::format("a larger lease needs {} KV pages of fast memory; {} of {} are free",
-                              new_slots, counts.free, counts.total));
+  const bool allocated = store.fast().allocate(extra);
+  SPIN_CHECK(allocated);
+  for (uint64_t i = 0; i < uint64_t{shape.dense_layers} * kv_heads; ++i) {
+    std::copy_n(tables.heads[i].slots, tables.heads[i].lease_pages, made.heads[i].slots);
   }
-  auto* word = scratch.as<uint32_t>();
+  auto* word = lists.as<uint32_t>();
   auto next = extra.begin();
-  for (uint32_t layer = 0; layer < geometry.layers; ++layer) {
-    HeadPages* before = layer_heads(layer);
-    HeadPages* after = made.heads + uint64_t{layer} * kv_heads;
-    if (layer < shape.dense_layers) {
-      for (uint32_t h = 0; h < kv_heads; ++h) {
-        std::copy_n(before[h].slots, before[h].lease_pages, after[h].slots);
-      }
-      continue;
-    }
+  for (uint32_t layer = shape.dense_layers; layer < geometry.layers; ++layer) {
     LayerResize& plan = plans[layer];
-    const uint32_t zone_entries = layers[layer].sinks + shape.zone_pages;
     plan.extra_slots = word;
     plan.released_slots = plan.extra_slots + uint64_t{kv_heads} * plan.extra;
     plan.zone_pages = plan.released_slots + uint64_t{kv_heads} * plan.released;
-    word = plan.zone_pages + uint64_t{kv_heads} * pinned_entries(layer);
+    word = plan.zone_pages + uint64_t{kv_heads} * plan.zone_entries;
     for (uint32_t h = 0; h < kv_heads; ++h) {
-      HeadState& state = head(layer, h);
-      for (uint32_t i = 0; i < plan.extra; ++i) {
-        plan.extra_slots[h * plan.extra + i] = next->slot;
-        state.slots.push_back(*next++);
+      for (uint32_t i = 0; i < plan.extra; ++i, ++next) {
+        plan.extra_slots[uint64_t{h} * plan.extra + i] = next->slot;
+        head(layer, h).slots.push_back(*next);
       }
-      uint32_t* zone = plan.zone_pages + uint64_t{h} * zone_entries;
-      for (uint32_t i = 0; i < zone_entries; ++i) {
-        const uint32_t in_zone = i - layers[layer].sinks;
-        zone[i] = i < layers[layer].sinks       ? i
-                  : in_zone < state.zone.size() ? state.zone[in_zone]
-                                                : kNoPage;
-      }
+      fill_zone(*this, layer, h,
+                {plan.zone_pages + uint64_t{h} * plan.zone_entries, plan.zone_entries});
     }
-    backend::ResizeItem item;
-    item.before = before;
-    item.after = after;
-    item.extra = plan.extra_slots;
-    item.extra_count = plan.extra;
-    item.released = plan.released_slots;
-    item.released_count = plan.released;
-    item.tail_before = item.tail_after = tail(layer);
-    item.zone_entries = zone_entries;
-    item.zone_pages = plan.zone_pages;
-    item.epoch = epoch;
-    store.device().kv_ops().enqueue_resize(item, store.ref(), stream);
+    HeadPages* after = made.heads + uint64_t{layer} * kv_heads;
+    enqueue_layer(*this, layer, plan, after, stream);
   }
   const Status ran = stream.wait_idle();
   if (!ran.ok()) {

@@ -127,6 +127,11 @@ struct TieredSequence::Impl {
   void bury(uint32_t layer, uint32_t h, uint32_t first, uint32_t end);
   void finish_map(uint32_t layer);
   void capture(CapturedMap& to, const layout::PageMap& map, uint32_t page_ids, backend::Stream&);
+  void capture_pins(uint32_t layer, const layout::PageList& pinned, backend::Stream& stream);
+  void assign_ids(uint32_t layer,
+                  const layout::PageMap* map,
+                  uint32_t mapped_page_ids,
+                  backend::Stream& stream);
   void fill_tail_slots();
 
   // ---- Transitions (tiered_residence.cc).
