@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "cli/eval_options.h"
 #include "cli/flag_table.h"
 #include "cli/options.h"
 #include "cli/signals.h"
@@ -14,6 +15,7 @@ namespace spin::cli {
 
 int run_generate(const GenerateOptions& options, SignalWatcher& signals);
 int run_serve(const ServeOptions& options, SignalWatcher& signals);
+int run_eval(const EvalOptions& options, SignalWatcher& signals);
 int run_inspect(const InspectOptions& options);
 
 // The error's message; where its param() is the field of a flag of `table`, the flag's name too.

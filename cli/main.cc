@@ -37,6 +37,8 @@ int run(const CommandLine& line, LogLevel level) {
       return run_generate(line.generate, **signals);
     case Command::kServe:
       return run_serve(line.serve, **signals);
+    case Command::kEval:
+      return run_eval(line.eval, **signals);
     case Command::kInspect:
       return run_inspect(line.inspect);
     case Command::kNone:
@@ -51,6 +53,8 @@ LogLevel log_level(const CommandLine& line) {
       return line.generate.log_level;
     case Command::kServe:
       return line.serve.log_level;
+    case Command::kEval:
+      return LogLevel::kWarning;
     case Command::kInspect:
       return line.inspect.log_level;
     case Command::kNone:

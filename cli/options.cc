@@ -358,6 +358,7 @@ std::string program_help() {
          "Commands:\n"
          "  generate   answers a prompt on the terminal\n"
          "  serve      serves a model on an OpenAI-compatible HTTP API\n"
+         "  eval       compares sparse attention with dense attention\n"
          "  inspect    prints what a checkpoint holds and what memory it needs\n"
          "\n"
          "Options:\n"
@@ -368,6 +369,31 @@ std::string program_help() {
          "option's name in capitals with '_' for '-', e.g. SPIN_MAX_MODEL_LEN. The\n"
          "command line goes before the environment.\n";
 }
+
+namespace {
+
+// `args` without "eval".
+CommandLine parse_eval(std::span<const std::string> args, const Environment& environment) {
+  const std::string kind = args.empty() ? "" : args.front();
+  if (kind == "--help" || kind == "-h") return text_only(eval_help());
+  const std::optional<Evaluation> known = evaluation_named(kind);
+  if (!known) {
+    const std::string found = args.empty() ? "none" : base::quote_text(kind);
+    return usage_error("eval",
+                       Status(StatusCode::kInvalidArgument,
+                              fmt::format("expected ruler, ppl or agreement, found {}", found)));
+  }
+  CommandLine line;
+  line.command = Command::kEval;
+  line.eval.kind = *known;
+  FlagTable table = eval_flags(line.eval);
+  const Status status = table.parse(args.subspan(1), environment);
+  if (status.code() == StatusCode::kCancelled) return text_only(table.help());
+  if (!status.ok()) return usage_error(fmt::format("eval {}", kind), status);
+  return line;
+}
+
+}  // namespace
 
 CommandLine parse_command_line(std::span<const std::string> args, const Environment& environment) {
   if (args.empty()) return usage_error("", Status(StatusCode::kInvalidArgument, "no command"));
@@ -384,13 +410,15 @@ CommandLine parse_command_line(std::span<const std::string> args, const Environm
   } else if (name == "serve") {
     line.command = Command::kServe;
     table = serve_flags(line.serve);
+  } else if (name == "eval") {
+    return parse_eval(rest, environment);
   } else if (name == "inspect") {
     line.command = Command::kInspect;
     table = inspect_flags(line.inspect);
   } else {
     return usage_error(
         "", Status(StatusCode::kInvalidArgument,
-                   fmt::format("expected a command (generate, serve or inspect), found {}",
+                   fmt::format("expected a command (generate, serve, eval or inspect), found {}",
                                base::quote_text(name))));
   }
   Status status = table->parse(rest, environment);

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/eval_options.h"
 #include "cli/flag_table.h"
 #include "spin/options.h"
 #include "spin/request.h"
@@ -91,13 +92,14 @@ FlagTable generate_flags(GenerateOptions& options);
 FlagTable serve_flags(ServeOptions& options);
 FlagTable inspect_flags(InspectOptions& options);
 
-enum class Command : uint8_t { kNone, kGenerate, kServe, kInspect };
+enum class Command : uint8_t { kNone, kGenerate, kServe, kEval, kInspect };
 
 // What main() has to do.
 struct CommandLine {
   Command command = Command::kNone;
   GenerateOptions generate;
   ServeOptions serve;
+  EvalOptions eval;
   InspectOptions inspect;
   // Where no command is to be run (help, version, a usage error): the exit code and what to print
   // first, on standard output for code 0, else on standard error.
