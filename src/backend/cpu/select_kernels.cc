@@ -29,7 +29,7 @@ constexpr float kLog2E = 1.44269504f;
 // The first min(left, kLanes) elements from `from` on, zeros behind them; left > 0.
 template <class D, typename T>
 HWY_INLINE hn::Vec<D> load_part(D d, const T* from, int64_t left) {
-  if (left >= kLanes) return hn::LoadU(d, from);
+  if (kLanes == 1 || left >= kLanes) return hn::LoadU(d, from);
   T part[kLanes] = {};
   std::memcpy(part, from, static_cast<size_t>(left) * sizeof(T));
   return hn::LoadU(d, part);
@@ -37,7 +37,7 @@ HWY_INLINE hn::Vec<D> load_part(D d, const T* from, int64_t left) {
 
 HWY_INLINE void store_part(VF32 value, float* to, int64_t left) {
   const F32 d;
-  if (left >= kLanes) {
+  if (kLanes == 1 || left >= kLanes) {
     hn::StoreU(value, d, to);
     return;
   }
