@@ -215,6 +215,7 @@ std::optional<ApiError> Generation::submit_all() {
     request.label = label_;
     request.prompt = std::move(request_.prompts[i].ids);
     request.sampling = request_.sampling;
+    request.sparse = request_.sparse;
     request.stream = request_.stream;
     if (request.sampling.max_tokens && !request_.max_tokens_given) {
       request.sampling.max_tokens =

@@ -41,6 +41,8 @@ inline constexpr uint64_t kMaxTotalChoices = 128;  // prompts x n
 inline constexpr size_t kMaxMessages = 8192;
 inline constexpr size_t kMaxContentParts = 4096;      // over all messages
 inline constexpr size_t kMaxFieldNameEchoBytes = 64;  // of an unknown field's name in an error
+inline constexpr size_t kMaxSparseOptions = 17;       // of `sparse`, the algorithm among them
+inline constexpr size_t kMaxSparseOptionBytes = 64;   // of one value
 // Log-probabilities that one response may hold: (prompt with echo + max_tokens) x choices x
 // (alternatives + 1). About 80 bytes of JSON each.
 inline constexpr uint64_t kMaxLogprobEntries = 4'000'000;

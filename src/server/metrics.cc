@@ -35,6 +35,21 @@ class Families {
     families_.push_back({"spin:" + name, help, MetricType::Counter, {std::move(metric)}});
   }
 
+  // One gauge per entry of `values`, told apart by `label`.
+  void gauges(const std::string& name,
+              const std::string& help,
+              const std::string& label,
+              const std::vector<std::pair<std::string, double>>& values) {
+    MetricFamily family{"spin:" + name, help, MetricType::Gauge, {}};
+    for (const auto& [text, value] : values) {
+      ClientMetric metric = labelled();
+      metric.label.push_back({label, text});
+      metric.gauge.value = value;
+      family.metric.push_back(std::move(metric));
+    }
+    families_.push_back(std::move(family));
+  }
+
   template <size_t N>
   void counters(const std::string& name,
                 const std::string& help,
@@ -83,6 +98,56 @@ class Families {
   std::string model_name_;
   std::vector<MetricFamily> families_;
 };
+
+void add_tiers(Families& out, const EngineStats& stats) {
+  const auto of_each = [&](auto member) {
+    std::vector<std::pair<std::string, double>> values;
+    for (const TierStats& tier : stats.kv_tiers) values.emplace_back(tier.name, tier.*member);
+    return values;
+  };
+  out.gauges("kv_tier_pages", "KV pages of a tier.", "tier", of_each(&TierStats::pages_total));
+  out.gauges("kv_tier_pages_in_use", "KV pages of a tier that are handed out or reserved.", "tier",
+             of_each(&TierStats::pages_in_use));
+  out.gauges("kv_tier_bytes", "Bytes of a tier.", "tier", of_each(&TierStats::bytes_total));
+  out.gauges("kv_tier_bytes_in_use", "Bytes of a tier that are handed out or reserved.", "tier",
+             of_each(&TierStats::bytes_in_use));
+}
+
+void add_sparse(Families& out, const SparseStats& sparse) {
+  out.gauges("sparse_sequences", "Open sparse sequences, by where their pages lie.", "residence",
+             {{"resident", double(sparse.sequences_resident)},
+              {"tiered", double(sparse.sequences_tiered)}});
+  out.gauge("sparse_lease_pages", "Fast pages held by sparse sequences.",
+            double(sparse.lease_pages));
+  out.gauge("sparse_buffer_pages", "Of these, pages beyond what a step needs.",
+            double(sparse.buffer_pages));
+  out.gauge("sparse_table_bytes", "Look-up tables, stamps and directories in fast memory.",
+            double(sparse.table_bytes));
+  out.gauge("sparse_summary_bytes", "Summaries in fast memory.", double(sparse.summary_bytes));
+  out.counter("sparse_sequences_total", "Sequences opened with a sparse algorithm.",
+              sparse.sequences);
+  out.counter("sparse_dense_fallbacks_total",
+              "Sequences asked for with an algorithm and run densely.", sparse.dense_fallbacks);
+  out.counter("sparse_selections_total", "Selections, per step, layer and KV head.",
+              sparse.selections);
+  out.counter("sparse_dense_reads_total",
+              "Reads of everything by sparse sequences, per step, layer and KV head.",
+              sparse.dense_reads);
+  out.counter("sparse_attended_tokens_total", "Tokens attended by sparse sequences, over both.",
+              sparse.attended_tokens);
+  out.counter("sparse_selected_partitions_total", "Partitions selected.",
+              sparse.selected_partitions);
+  out.counter("kv_page_hits_total", "Selected pages that were in fast memory.", sparse.page_hits);
+  out.counter("kv_page_misses_total", "Selected pages fetched from the host.", sparse.page_misses);
+  out.counter("kv_page_evictions_total", "Pages whose fast copy was given up.",
+              sparse.page_evictions);
+  out.counter("kv_page_faults_total", "Host pages that were not what they should be.",
+              sparse.page_faults);
+  out.counter("kv_fetched_bytes_total", "Bytes fetched from the host.", sparse.bytes_fetched);
+  out.counter("kv_offloaded_bytes_total", "Bytes written to the host.", sparse.bytes_offloaded);
+  out.counter("kv_lease_resizes_total", "Leases of fast pages made larger or smaller.",
+              sparse.lease_resizes);
+}
 
 void add_engine(Families& out, const EngineStats& stats) {
   out.gauge("num_requests_running", "Requests in the running set.", double(stats.requests_running));
@@ -155,6 +220,10 @@ std::string metrics_text(const EngineStats* stats,
                          std::string_view model_name) {
   Families families(model_name);
   if (stats != nullptr) add_engine(families, *stats);
+  if (stats != nullptr) {
+    add_tiers(families, *stats);
+    add_sparse(families, stats->sparse);
+  }
   add_front_end(families, front);
   return families.text();
 }

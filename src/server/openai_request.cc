@@ -175,6 +175,8 @@ void append_request_fields(std::vector<Field>& fields) {
                          "none", read_template_kwargs));
   fields.push_back(boolean("return_token_strs", kTokenize, "false",
                            [](R& r, const V& v) { r.return_token_strings = v.boolean; }));
+  fields.push_back(other("sparse", kGenerate, "{\"algorithm\": name} and options of that algorithm",
+                         "the server's", read_sparse));
   fields.push_back(
       other("response_format", kGenerate, "{\"type\": \"text\"}", "text", read_response_format));
   fields.push_back(other("tool_choice", kChat, "\"none\" or \"auto\"", "none", read_tool_choice));

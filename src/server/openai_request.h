@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -62,6 +63,7 @@ struct ApiRequest {
   std::vector<ChatMessage> messages;
   ChatOptions chat;
   SamplingParams sampling;
+  std::optional<std::string> sparse;  // as GenerateRequest::sparse
   bool add_special_tokens = true;
   bool stream = false;
   bool include_usage = false;

@@ -396,6 +396,58 @@ Status read_template_kwargs(const Json& value, ReadContext& context) {
   return ok_status();
 }
 
+namespace {
+
+// The text of an option's value; nothing for what cannot be one. Files are named when the server is
+// started, never by a request: nothing that looks like a path is passed on.
+std::optional<std::string> option_text(const Json& value) {
+  if (value.is_boolean()) return value.get<bool>() ? "true" : "false";
+  if (value.is_number_unsigned()) return std::to_string(value.get<uint64_t>());
+  if (value.is_number_integer()) return std::to_string(value.get<int64_t>());
+  if (value.is_number_float()) return fmt::format("{}", value.get<double>());
+  if (!value.is_string()) return std::nullopt;
+  const auto& text = value.get_ref<const std::string&>();
+  const bool good = !text.empty() && text.size() <= kMaxSparseOptionBytes &&
+                    std::all_of(text.begin(), text.end(), [](char c) {
+                      return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+                             (c >= '0' && c <= '9') || c == '_' || c == '.' || c == '-' || c == '%';
+                    });
+  return good ? std::optional<std::string>(text) : std::nullopt;
+}
+
+}  // namespace
+
+// {"algorithm": "quest", "budget": 1024} becomes "quest:budget=1024". Which algorithms and options
+// there are is the engine's to say.
+Status read_sparse(const Json& value, ReadContext& context) {
+  constexpr std::string_view kExpected = "an object with an `algorithm` and options of it";
+  if (!value.is_object()) return wrong_value("sparse", kExpected, value);
+  const auto algorithm = value.find("algorithm");
+  if (algorithm == value.end()) return bad("sparse", "`sparse` needs an `algorithm`");
+  if (value.size() > kMaxSparseOptions) {
+    return bad("sparse", fmt::format("`sparse` takes at most {} options", kMaxSparseOptions - 1));
+  }
+  const auto name = algorithm->is_string() ? option_text(*algorithm) : std::nullopt;
+  if (!name) return bad("sparse", "`sparse.algorithm` must be the name of an algorithm");
+  std::string spec = *name;
+  char separator = ':';
+  for (const auto& [key, entry] : value.items()) {
+    if (key == "algorithm" || entry.is_null()) continue;
+    const std::string option = printable_name(key);
+    if (option.empty()) return bad("sparse", "`sparse` has an option whose name is no name");
+    const auto text = option_text(entry);
+    if (!text) {
+      return bad("sparse", fmt::format("`sparse.{}` must be a number, a boolean, or a string of "
+                                       "letters, digits and `_.-%`, found {}",
+                                       option, json_type_text(entry)));
+    }
+    spec += fmt::format("{}{}={}", separator, option, *text);
+    separator = ',';
+  }
+  context.out.sparse = std::move(spec);
+  return ok_status();
+}
+
 Status read_detokenize_ids(const Json& value, ReadContext& context) {
   if (!value.is_array()) return wrong_value("tokens", "an array of token ids", value);
   PromptInput prompt{false, {}, {}};

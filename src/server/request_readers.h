@@ -46,6 +46,7 @@ Status read_logprobs(const Json& value, ReadContext& context);
 Status read_response_format(const Json& value, ReadContext& context);
 Status read_tool_choice(const Json& value, ReadContext& context);
 Status read_template_kwargs(const Json& value, ReadContext& context);
+Status read_sparse(const Json& value, ReadContext& context);
 Status read_detokenize_ids(const Json& value, ReadContext& context);
 
 }  // namespace spin::server

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/server/fake_server.h"
 #include "tests/server/server_fixture.h"
 #include "tests/server/stream_readers.h"
 
@@ -43,6 +44,38 @@ TEST(Completions, AbsentMaxTokensIsSixteenAndChatHasNoLimit) {
             16);
   fixture.post("/v1/chat/completions", {{"messages", user("a")}});
   EXPECT_FALSE(fixture.engine().last_sampling().max_tokens.has_value());
+}
+
+TEST(Completions, TheChoiceOfSparseAttentionReachesTheEngine) {
+  ServerFixture fixture;
+  const auto spec_of = [&](const Json& sparse) {
+    EXPECT_EQ(fixture.post("/v1/completions", {{"prompt", "a"}, {"sparse", sparse}}).status, 200);
+    return fixture.engine().last_sparse();
+  };
+  EXPECT_EQ(spec_of(nullptr), std::nullopt);
+  EXPECT_EQ(spec_of({{"algorithm", "dense"}}), "dense");
+  EXPECT_EQ(spec_of({{"algorithm", "quest"}, {"budget", 64}, {"aggregate", "max"}}),
+            "quest:aggregate=max,budget=64");
+  EXPECT_EQ(spec_of({{"algorithm", "a-b"}, {"x", -1}, {"y", 0.25}, {"z", true}, {"w", "1.5%"}}),
+            "a-b:w=1.5%,x=-1,y=0.25,z=true");
+  fixture.post("/v1/chat/completions",
+               {{"messages", user("a")}, {"sparse", {{"algorithm", "quest"}}}});
+  EXPECT_EQ(fixture.engine().last_sparse(), "quest");
+}
+
+TEST(Completions, AnEngineWithoutSparseAttentionRefusesItByName) {
+  FakeServer server;
+  const auto ask = [&](const Json& sparse) {
+    return server.post("/v1/completions", {{"prompt", "a"}, {"max_tokens", 2}, {"sparse", sparse}});
+  };
+  EXPECT_EQ(ask({{"algorithm", "dense"}}).status, 200);
+  for (const Json& sparse :
+       {Json({{"algorithm", "quest"}}), Json({{"algorithm", "dense"}, {"x", 1}}),
+        Json({{"algorithm", "%"}})}) {
+    const auto refused = ask(sparse);
+    EXPECT_EQ(refused.status, 400);
+    EXPECT_EQ(parse(refused)["error"]["param"], "sparse") << refused.body;
+  }
 }
 
 TEST(Completions, BothBenchmarkClientsReadTheStream) {

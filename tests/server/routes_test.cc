@@ -114,6 +114,13 @@ TEST(Routes, MetricsHaveVllmNamesAndCumulativeBuckets) {
         "spin:time_to_first_token_seconds_sum{model_name=\"scripted\"} 5.5",
         "spin:request_success_total{model_name=\"scripted\",finished_reason=\"length\"} 1",
         "spin:http_responses_total{model_name=\"scripted\",class=\"2xx\"} 1",
+        "spin:kv_tier_pages{model_name=\"scripted\",tier=\"fast\"} 100",
+        "spin:kv_tier_bytes_in_use{model_name=\"scripted\",tier=\"host\"} 262144",
+        "spin:sparse_sequences{model_name=\"scripted\",residence=\"tiered\"} 3",
+        "spin:kv_page_hits_total{model_name=\"scripted\"} 700",
+        "spin:kv_page_misses_total{model_name=\"scripted\"} 30",
+        "spin:sparse_attended_tokens_total{model_name=\"scripted\"} 5000000000",
+        "# TYPE spin:kv_page_hits_total counter", "# TYPE spin:kv_tier_pages gauge",
         "# TYPE spin:e2e_request_latency_seconds histogram"}) {
     EXPECT_THAT(response.body, HasSubstr(line));
   }

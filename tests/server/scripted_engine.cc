@@ -109,6 +109,7 @@ Result<RequestId> ScriptedEngine::submit(GenerateRequest request,
   auto running = std::make_shared<Running>();
   running->id = {next_id_++};
   last_sampling_ = request.sampling;
+  last_sparse_ = request.sparse;
   running->request = std::move(request);
   running->text = std::move(*text);
   running->sink = std::move(sink);
@@ -130,6 +131,11 @@ SamplingParams ScriptedEngine::last_sampling() const {
   return last_sampling_;
 }
 
+std::optional<std::string> ScriptedEngine::last_sparse() const {
+  base::MutexLock lock(mutex_);
+  return last_sparse_;
+}
+
 uint64_t ScriptedEngine::active() const {
   base::MutexLock lock(mutex_);
   return running_.size();
@@ -140,6 +146,11 @@ EngineStats ScriptedEngine::stats() const {
   EngineStats out = stats_;
   out.requests_running = running_.size();
   out.kv_pages_in_use = running_.size();
+  out.kv_tiers = {{"fast", 100, 40, 409600, 163840}, {"host", 2000, 64, 8192000, 262144}};
+  out.sparse.sequences_tiered = 3;
+  out.sparse.page_hits = 700;
+  out.sparse.page_misses = 30;
+  out.sparse.attended_tokens = 5000000000;
   return out;
 }
 

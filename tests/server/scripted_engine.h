@@ -13,6 +13,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -62,6 +63,7 @@ class ScriptedEngine final : public Engine {
   void set_health(HealthState state) { health_ = state; }
   // Of the last accepted request.
   SamplingParams last_sampling() const;
+  std::optional<std::string> last_sparse() const;
   uint64_t active() const;
 
  private:
@@ -94,6 +96,7 @@ class ScriptedEngine final : public Engine {
   uint64_t next_id_ SPIN_GUARDED_BY(mutex_) = 1;
   EngineStats stats_ SPIN_GUARDED_BY(mutex_);
   SamplingParams last_sampling_ SPIN_GUARDED_BY(mutex_);
+  std::optional<std::string> last_sparse_ SPIN_GUARDED_BY(mutex_);
   bool draining_ SPIN_GUARDED_BY(mutex_) = false;
   bool stopping_ SPIN_GUARDED_BY(mutex_) = false;
   std::thread thread_;
