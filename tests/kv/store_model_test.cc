@@ -4,14 +4,16 @@
 // compared and everything audited after every operation.
 //
 // Operations are counted as the store sees them: open, place a layer, commit, append, seal, repack,
-// retrieve, resize, write through, demote, resume, close. SPIN_MODEL_OPERATIONS sets their number;
-// docs/testing.md records the longest run.
+// retrieve, resize, write through, demote, resume, close. SPIN_MODEL_OPERATIONS and
+// SPIN_MODEL_THREADED_OPERATIONS set their number; docs/testing.md records the longest runs.
 //
 // Which change of the sources is caught by which test is listed in tools/mutate_kv.py, which makes
 // each of them and runs these tests: every event wait, hold, generation and tag check.
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <string>
@@ -20,6 +22,7 @@
 
 #include <gtest/gtest.h>
 
+#include "backend/device_decorators.h"
 #include "base/parse_number.h"
 #include "tests/kv/store_rig.h"
 #include "tests/support/shuffled_device.h"
@@ -43,12 +46,13 @@ constexpr uint64_t kOperations = 100'000;
 constexpr uint64_t kOperations = 1'000'000;
 #endif
 
-uint64_t operations() {
-  const char* text = std::getenv("SPIN_MODEL_OPERATIONS");
-  if (text == nullptr) return kOperations;
+// `otherwise`, or what the environment says.
+uint64_t count_from(const char* variable, uint64_t otherwise) {
+  const char* text = std::getenv(variable);
+  if (text == nullptr) return otherwise;
   const auto number = base::parse_decimal(text);
-  EXPECT_TRUE(number.has_value()) << "SPIN_MODEL_OPERATIONS is not a number";
-  return number.value_or(kOperations);
+  EXPECT_TRUE(number.has_value()) << variable << " is not a number";
+  return number.value_or(otherwise);
 }
 
 // How often everything happened; a run in which something never happens tests nothing.
@@ -62,15 +66,16 @@ struct Happened {
 
 class Model {
  public:
-  Model(ShuffledDevice& device, uint64_t seed)
-      : device_(device), random_(seed), rig_(options(), &device) {}
+  // `between` runs after every operation, before the audit.
+  Model(backend::Device& device, uint64_t seed, std::function<void()> between)
+      : random_(seed), rig_(options(), &device), between_(std::move(between)) {}
 
   // Runs until `operations` are done or something is wrong, which it returns.
   std::string run(uint64_t operations) {
     std::string error;
     while (error.empty() && happened_.operations < operations) {
       error = one();
-      device_.run_some(6);
+      between_();
       if (error.empty()) error = audit();
     }
     while (!sequences_.empty()) close(0);
@@ -214,22 +219,22 @@ class Model {
     return step(sequence);
   }
 
-  ShuffledDevice& device_;
   Random random_;
   StoreRig rig_;
+  std::function<void()> between_;
   std::vector<std::unique_ptr<RigSequence>> sequences_;
   Happened happened_;
 };
 
 TEST(PageStoreModel, AgreesWithATrivialModelOverAMillionOperations) {
   auto inner = std::move(*backend::cpu::create_cpu_device({.threads = 1}));
-  const uint64_t total = operations();
+  const uint64_t total = count_from("SPIN_MODEL_OPERATIONS", kOperations);
   // Several short lives and one long one, each with its own seed.
   Happened sum;
   const uint64_t part = total / 4;
   for (uint64_t seed = 1; seed <= 4; ++seed) {
     ShuffledDevice device(*inner, seed);
-    Model model(device, seed);
+    Model model(device, seed, [&] { device.run_some(6); });
     ASSERT_EQ(model.run(part), "")
         << "seed " << seed << ", operation " << model.happened().operations;
     const Happened& happened = model.happened();
@@ -256,6 +261,17 @@ TEST(PageStoreModel, AgreesWithATrivialModelOverAMillionOperations) {
     }
   }
   EXPECT_GE(sum.operations, part * 4);
+}
+
+// The same on threads, with streams that sleep at random: what ThreadSanitizer looks at.
+TEST(PageStoreModel, AgreesWhenItsStreamsAreDelayedThreads) {
+  auto inner = std::move(*backend::cpu::create_cpu_device({.threads = 2}));
+  backend::DelayingDevice device(*inner, 1, std::chrono::microseconds(5));
+  Model model(device, 1, [] {});
+  ASSERT_EQ(model.run(count_from("SPIN_MODEL_THREADED_OPERATIONS", 3000)), "")
+      << "operation " << model.happened().operations;
+  EXPECT_GT(model.happened().evictions, 0u);
+  EXPECT_GT(model.happened().written_through, 0u);
 }
 
 }  // namespace
