@@ -24,12 +24,13 @@ constexpr uint32_t kHeads = 2;
 constexpr uint32_t kGroup = 2;
 constexpr uint32_t kDim = 64;
 
-// Memory that is zero at first and counted.
-class ZeroedMemory final : public backend::MemoryResource {
+// Memory that holds a pattern at first and is counted.
+class FilledMemory final : public backend::MemoryResource {
  public:
+  explicit FilledMemory(int fill = 0) : fill_(fill) {}
   Result<void*> allocate(size_t bytes, size_t alignment) override {
     void* pointer = ::operator new (bytes, std::align_val_t{alignment});
-    std::memset(pointer, 0, bytes);
+    std::memset(pointer, fill_, bytes);
     in_use_ += bytes;
     last_ = pointer;
     return pointer;
@@ -45,6 +46,7 @@ class ZeroedMemory final : public backend::MemoryResource {
   }
 
  private:
+  const int fill_;
   uint64_t in_use_ = 0;
   void* last_ = nullptr;
 };
@@ -103,10 +105,12 @@ class Driven {
   Driven(const SparseAlgorithm& algorithm,
          const Tokens& tokens,
          uint64_t max_tokens,
-         backend::Stream& stream)
+         backend::Stream& stream,
+         int memory_fill = 0)
       : algorithm_(algorithm),
         tokens_(tokens),
         stream_(stream),
+        memory_(memory_fill),
         needs_(algorithm.needs(max_tokens)),
         index_(std::move(*algorithm.create_index(max_tokens, memory_))) {}
 
@@ -183,13 +187,13 @@ class Driven {
   uint64_t most_tail_pages() const { return most_tail_pages_; }
   const SequenceNeeds& needs() const { return needs_; }
   std::vector<unsigned char> index_memory() const { return memory_.last(needs_.index_bytes); }
-  const ZeroedMemory& memory() const { return memory_; }
+  const FilledMemory& memory() const { return memory_; }
 
  private:
   const SparseAlgorithm& algorithm_;
   const Tokens& tokens_;
   backend::Stream& stream_;
-  ZeroedMemory memory_;
+  FilledMemory memory_;
   SequenceNeeds needs_;
   std::unique_ptr<SequenceIndex> index_;
   layout::PageList pinned_;  // of the last layer
@@ -255,12 +259,35 @@ TEST_F(RangeAlgorithms, AnIndexOfAPromptEqualsOneMadeTokenByToken) {
   }
 }
 
+TEST_F(RangeAlgorithms, WhatAnIndexesMemoryHeldBeforeIsNeverRead) {
+  // A sequence gets the memory of an earlier one (B148): zeros, and bytes that are NaN as floats.
+  for (const char* text :
+       {"quest:budget=64", "quest:budget=64,sinks=0,local=0", "shadowkv:budget=64,outliers=4",
+        "shadowkv:budget=64,outliers=0", "oracle:budget=64", "streaming:budget=64"}) {
+    SCOPED_TRACE(text);
+    const Tokens tokens(8, layout::DType::kBF16, 420, 14);
+    const auto algorithm = create(text, tokens);
+    Driven clean(*algorithm, tokens, 420, *stream_);
+    Driven used(*algorithm, tokens, 420, *stream_, 0xFF);
+    clean.prompt(310);
+    used.prompt(310);
+    for (uint32_t i = 0; i < 110; ++i) {
+      clean.append();
+      used.append();
+      if (i % 7 != 0) continue;
+      const Selected selected = used.select(random_query(i), i % kLayers);
+      EXPECT_EQ(selected.pages, clean.select(random_query(i), i % kLayers).pages);
+      EXPECT_GT(selected.attended[0], 0u);
+    }
+  }
+}
+
 TEST_F(RangeAlgorithms, AnIndexTakesExactlyTheBytesThatAreAskedFor) {
   for (const char* text : {"streaming", "quest", "shadowkv", "shadowkv:outliers=0", "oracle"}) {
     const Tokens tokens(8, layout::DType::kBF16, 8, 1);
     const auto algorithm = create(text, tokens);
     for (const uint64_t max_tokens : {1u, 100u, 4096u, 131072u}) {
-      ZeroedMemory memory;
+      FilledMemory memory;
       const auto index = algorithm->create_index(max_tokens, memory);
       ASSERT_TRUE(index.ok());
       EXPECT_EQ(memory.bytes_in_use(), algorithm->needs(max_tokens).index_bytes)
@@ -377,6 +404,28 @@ TEST_F(RangeAlgorithms, TheNeedlesPageIsSelected) {
       EXPECT_TRUE(
           std::binary_search(selected.pages[head].begin(), selected.pages[head].end(), page));
       EXPECT_EQ(selected.partitions[head], 1u);
+    }
+  }
+}
+
+TEST_F(RangeAlgorithms, BothCornersOfABoxCount) {
+  Tokens tokens(8, layout::DType::kBF16, 600, 15);
+  for (const float sign : {1.0f, -1.0f}) {
+    // The token of greatest product lies at one end of its block's box, that of least at the other.
+    for (uint32_t head = 0; head < kHeads; ++head) {
+      for (uint32_t i = 0; i < kDim; ++i) {
+        tokens.set(head, 200, i, 8 * sign);
+        tokens.set(head, 400, i, -8 * sign);
+      }
+    }
+    const auto algorithm = create("quest:budget=16,dense_layers=0", tokens);
+    Driven driven(*algorithm, tokens, 600, *stream_);
+    driven.prompt(600);
+    const Selected selected = driven.select(std::vector<float>(kHeads * kGroup * kDim, sign), 0);
+    for (uint32_t head = 0; head < kHeads; ++head) {
+      const auto& pages = selected.pages[head];
+      EXPECT_TRUE(std::binary_search(pages.begin(), pages.end(), 25u));
+      EXPECT_FALSE(std::binary_search(pages.begin(), pages.end(), 50u));
     }
   }
 }

@@ -18,6 +18,7 @@ namespace {
 
 constexpr uint64_t kPoolPartitions = 64;  // that one task pools
 constexpr uint32_t kMaxHeadDim = 1024;
+constexpr uint32_t kMaxRuns = 1024;  // of a partition; their addresses lie on the stack
 
 template <typename Item>
 std::vector<Item> copied(std::span<const Item> items) {
@@ -51,16 +52,20 @@ class PartitionRuns {
   PartitionRuns(const layout::PagedTokens& tokens, uint32_t partition_tokens)
       : tokens_(tokens),
         run_tokens_(std::gcd(partition_tokens, tokens.geometry.page_tokens)),
-        runs_(partition_tokens / run_tokens_) {}
+        run_count_(partition_tokens / run_tokens_) {}
+
+  static bool fits(const layout::PagedTokens& tokens, uint32_t partition_tokens) {
+    return partition_tokens / std::gcd(partition_tokens, tokens.geometry.page_tokens) <= kMaxRuns;
+  }
 
   PoolTask at(uint32_t head, uint64_t partition) {
-    const uint64_t first = partition * runs_.size() * run_tokens_;
-    for (size_t i = 0; i < runs_.size(); ++i) {
+    const uint64_t first = partition * run_count_ * run_tokens_;
+    for (uint64_t i = 0; i < run_count_; ++i) {
       runs_[i] = reinterpret_cast<const char*>(tokens_.key(head, first + i * run_tokens_));
     }
     PoolTask task;
-    task.runs = runs_.data();
-    task.run_count = static_cast<int64_t>(runs_.size());
+    task.runs = runs_;
+    task.run_count = run_count_;
     task.run_tokens = run_tokens_;
     task.row_bytes = tokens_.geometry.row_bytes();
     task.head_dim = tokens_.geometry.head_dim;
@@ -71,7 +76,8 @@ class PartitionRuns {
  private:
   const layout::PagedTokens& tokens_;
   uint32_t run_tokens_;
-  std::vector<const char*> runs_;
+  uint32_t run_count_;
+  const char* runs_[kMaxRuns];
 };
 
 // Calls body(item, KV head, first partition, last) for pieces of all items.
@@ -98,6 +104,7 @@ void for_partitions(base::ThreadPool& pool, const std::vector<Item>& items, cons
 template <typename Item>
 void check_partitions(const Item& item) {
   SPIN_CHECK(item.partition_tokens > 0 && item.tokens.geometry.head_dim <= kMaxHeadDim);
+  SPIN_CHECK(PartitionRuns::fits(item.tokens, item.partition_tokens));
   SPIN_CHECK((uint64_t{item.first} + item.count) * item.partition_tokens <= item.tokens.tokens);
 }
 
