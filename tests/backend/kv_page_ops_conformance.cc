@@ -131,6 +131,26 @@ TEST_P(KvOpsConformance, RetrieveIsTheReferenceModelStepByStep) {
   }
 }
 
+TEST_P(KvOpsConformance, PagesUnusedForWholeTurnsOfTheEpochStayTheOldest) {
+  make_pool(kGeometries[1], 10);
+  for (const int64_t steps : {255, 256, 257, 511, 512, 600}) {
+    TieredHeads heads = make_heads({.lease = 3, .pinned = 0}, 20);
+    const PageContents contents = fill_host(heads, 20);
+    const auto read = [&](const std::vector<uint32_t>& pages, int64_t step) {
+      return retrieve({.heads = &heads,
+                       .wanted = {wanted_of(pages, contents, 0)},
+                       .epoch = static_cast<uint8_t>(step)});
+    };
+    read({0, 1, 2}, 0);
+    for (int64_t step = 1; step < steps; ++step) read({1}, step);
+    // Both others must go; had their ages wrapped, they would count as used in this step.
+    const Retrieved found = read({1, 5, 6}, steps);
+    ASSERT_TRUE(found.status.ok()) << steps << ": " << found.status.to_string();
+    EXPECT_EQ(found.counters[0].hits, 1u);
+    free_slots_ = {0, 1, 2, 3, 4, 5};
+  }
+}
+
 TEST_P(KvOpsConformance, RetrieveOfManySequencesKeepsThemApart) {
   make_pool(kGeometries[0], 100);
   TieredHeads first = make_heads({.lease = 6, .pinned = 0}, 10);

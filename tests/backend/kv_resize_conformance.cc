@@ -148,6 +148,38 @@ TEST_P(KvOpsConformance, ResizingKeepsTheOrderOfAges) {
   expect_sound(after, contents);
 }
 
+// With fewer slots than ids: resident pages, then those that the host has, then ids behind the
+// tail.
+TEST_P(KvOpsConformance, AFlatFormWithFewSlotsServesRealPagesFirst) {
+  make_pool(kGeometry, 80);
+  TieredHeads before = make_heads({.lease = 8, .pinned = 2}, 16);
+  PageContents contents = fill_host(before, 9);
+  RetrieveCall call{.heads = &before, .epoch = 1};
+  for (uint32_t h = 0; h < 2; ++h) call.wanted.push_back(wanted_of({1, 8}, contents, h));
+  ASSERT_TRUE(retrieve(call).status.ok());
+  // The tail: page 11; ids 9 and 10 were never pages.
+  const layout::Tail tail{.first_page = 11, .first_entry = 0, .ring = 2, .tokens = 0};
+  append_tokens(before, tail, 88, 3);
+  for (uint32_t h = 0; h < 2; ++h) contents[h][11] = {88, 89, 90};
+  const layout::Tail grown{.first_page = 11, .first_entry = 0, .ring = 2, .tokens = 3};
+  // 16 ids and 8 + 6 slots.
+  TieredHeads after = make_successor(before, flat(16));
+  const backend::Buffer extra = upload<uint32_t>(take_slots(2 * 6));
+  const backend::ResizeItem item{.before = device_heads(before),
+                                 .after = device_heads(after),
+                                 .extra = extra.as<uint32_t>(),
+                                 .extra_count = 6,
+                                 .tail_before = grown,
+                                 .tail_after = {.first_page = 11, .tokens = 3}};
+  kv_ops().enqueue_resize(item, tiers_, stream());
+  expect_sound(after, contents);
+  for (uint32_t h = 0; h < 2; ++h) {
+    for (uint32_t id = 0; id < 16; ++id) {
+      EXPECT_EQ(after.slot(h, id) == kNoSlot, id == 9 || id == 10) << id;
+    }
+  }
+}
+
 TEST_P(KvOpsConformance, AFlatFormsHolesStayHolesAndPagesMissingOnTheHostAreNotCached) {
   make_pool(kGeometry, 80);
   TieredHeads before = make_heads(flat(12), 12);
