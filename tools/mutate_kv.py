@@ -3,13 +3,15 @@
 """Breaks src/kv in one place at a time and checks that a test notices.
 
 Every mutation takes away one event wait, one hold, one generation or tag check, or one piece of
-accounting. The tree is copied once, so the working tree is never touched; each mutation is built and
-the tests of src/kv run with a short model test. A mutation that no test notices is an error.
+accounting. A changed copy of the source is compiled beside the others, so the working tree is never
+touched, and the tests of src/kv run with a short model test. A mutation that no test notices is an
+error.
 
-Usage: tools/mutate_kv.py BUILD_DIR [NAME...]; BUILD_DIR is an empty or earlier folder for the copy.
+Usage: tools/mutate_kv.py BUILD_DIR [NAME...]; BUILD_DIR has a build of the target spin_kv_tests.
 """
+import json
 import pathlib
-import shutil
+import shlex
 import subprocess
 import sys
 
@@ -127,6 +129,11 @@ MUTATIONS = {
 }
 
 
+LIBRARIES = ["tests/libspin_test_support.a", "libspin_backend_cpu.a", "libspin_backend.a",
+             "libspin_base.a"]
+SYSTEM = ["-lhwy", "-lspdlog", "-lfmt", "-lgtest_main", "-lgtest", "-lpthread"]
+
+
 def run(command, **options):
     return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                           check=False, **options)
@@ -140,54 +147,77 @@ def first_failure(output):
     return f"{started[-1]} (aborted)" if started else "nothing ran"
 
 
+class Builder:
+    """Objects of src/kv and tests/kv, and the program made of them."""
+
+    def __init__(self, build):
+        self.build = build
+        self.folder = build / "mutations"
+        self.folder.mkdir(exist_ok=True)
+        entries = json.loads((build / "compile_commands.json").read_text(encoding="utf-8"))
+        self.commands = {}
+        for entry in entries:
+            file = pathlib.Path(entry["file"]).relative_to(ROOT)
+            if str(file).startswith(("src/kv/", "tests/kv/")):
+                self.commands[str(file)] = shlex.split(entry["command"])
+
+    def compile(self, file, text=None):
+        """Returns the object of a source, or of `text` in its place."""
+        name = file.replace("/", "_")
+        source, target = ROOT / file, self.folder / (name + ".o")
+        if text is not None:
+            source, target = self.folder / ("mutated_" + name), self.folder / (name + ".mutated.o")
+            source.write_text(text, encoding="utf-8")
+        command = list(self.commands[file])
+        command[command.index("-o") + 1] = str(target)
+        command[command.index("-c") + 1] = str(source)
+        # Checks on, so that pages which nobody may read any more are filled with NaNs.
+        built = run(command + ["-UNDEBUG", "-O1", "-w"], cwd=self.build)
+        if built.returncode != 0:
+            sys.exit(f"{file} does not build\n{built.stdout[-2000:]}")
+        return target
+
+    def link(self, objects):
+        program = self.folder / "tests"
+        libraries = [str(self.build / library) for library in LIBRARIES]
+        linked = run(["c++", "-o", program, *objects, *libraries, *SYSTEM])
+        if linked.returncode != 0:
+            sys.exit(f"the tests do not link\n{linked.stdout[-2000:]}")
+        return program
+
+
+def fails(program):
+    """The first test that fails, or nothing."""
+    try:
+        tested = run([program], timeout=300, env={"SPIN_MODEL_OPERATIONS": "100000"})
+    except subprocess.TimeoutExpired:
+        return "a test that hangs"
+    return first_failure(tested.stdout) if tested.returncode != 0 else ""
+
+
 def main():
     if len(sys.argv) < 2:
         print(__doc__, file=sys.stderr)
         return 2
-    base = pathlib.Path(sys.argv[1])
-    names = sys.argv[2:] or list(MUTATIONS)
-    tree, build = base / "tree", base / "build"
-    shutil.rmtree(tree, ignore_errors=True)
-    for folder in ("src", "include", "tests", "cmake", "cli"):
-        shutil.copytree(ROOT / folder, tree / folder,
-                        ignore=shutil.ignore_patterns("data") if folder == "tests" else None)
-    shutil.copy(ROOT / "CMakeLists.txt", tree)
-    # Debug, so that pages which nobody may read any more are filled with NaNs.
-    configured = run(["cmake", "-S", tree, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Debug",
-                      "-DCMAKE_CXX_FLAGS_DEBUG=-O1", "-DSPIN_WERROR=OFF"])
-    if configured.returncode != 0:
-        print(configured.stdout, file=sys.stderr)
+    builder = Builder(pathlib.Path(sys.argv[1]).resolve())
+    objects = {file: builder.compile(file) for file in builder.commands}
+    wrong = fails(builder.link(objects.values()))
+    if wrong:
+        print(f"the tests fail without a mutation: {wrong}", file=sys.stderr)
         return 1
-    survivors = 0
-    for name in ["(none)"] + names:
-        path = text = None
-        if name != "(none)":
-            file, old, new, what = MUTATIONS[name]
-            path = tree / file
-            text = path.read_text(encoding="utf-8")
-            if text.count(old) != 1:
-                print(f"{name}: its text stands {text.count(old)} times in {file}", flush=True)
-                survivors += 1
-                continue
-            path.write_text(text.replace(old, new), encoding="utf-8")
-        built = run(["ninja", "-C", build, "spin_kv_tests"])
-        if built.returncode != 0:
-            print(f"{name}: does not build\n{built.stdout[-2000:]}", flush=True)
-            return 1
-        try:
-            tested = run([build / "tests/spin_kv_tests"], timeout=120,
-                         env={"SPIN_MODEL_OPERATIONS": "100000", "GTEST_DEATH_TEST_STYLE": "fast"})
-            noticed = tested.returncode != 0
-            by = first_failure(tested.stdout) if noticed else ""
-        except subprocess.TimeoutExpired:
-            noticed, by = True, "nothing: it hangs"
-        if path is not None:
-            path.write_text(text, encoding="utf-8")
-            print(f"{name}: {what}: {'caught by ' + by if noticed else 'NOT CAUGHT'}", flush=True)
-            survivors += not noticed
-        elif noticed:
-            print(f"the tests fail without a mutation: {by}", file=sys.stderr)
-            return 1
+    names, survivors = sys.argv[2:] or list(MUTATIONS), 0
+    for name in names:
+        file, old, new, what = MUTATIONS[name]
+        text = (ROOT / file).read_text(encoding="utf-8")
+        if text.count(old) != 1:
+            print(f"{name}: its text stands {text.count(old)} times in {file}", flush=True)
+            survivors += 1
+            continue
+        mutated = dict(objects)
+        mutated[file] = builder.compile(file, text.replace(old, new))
+        by = fails(builder.link(mutated.values()))
+        print(f"{name}: {what}: {'caught by ' + by if by else 'NOT CAUGHT'}", flush=True)
+        survivors += not by
     print(f"{len(names)} mutations, {survivors} not caught")
     return 1 if survivors else 0
 

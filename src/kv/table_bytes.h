@@ -23,8 +23,8 @@ struct TableBytes {
 // Slots of the look-up table of a head that leases `lease_pages`.
 uint64_t look_up_slots(uint64_t lease_pages);
 
-// Of a sequence of `shape` whose heads lease `lease_pages` (all pages where that covers them, and in
-// dense layers); with a directory when `has_host`.
+// Of a sequence of `shape` whose heads lease `lease_pages` (all pages where that covers them, and
+// in dense layers); with a directory when `has_host`.
 TableBytes table_bytes(const layout::KvGeometry& geometry,
                        const SequenceShape& shape,
                        uint64_t lease_pages,

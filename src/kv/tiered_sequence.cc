@@ -288,9 +288,9 @@ backend::RepackTailItem TieredSequence::repack_item(uint32_t layer,
   item.epoch = impl.epoch;
   SPIN_CHECK(tokens > 0 && tokens <= item.tail.tokens && tokens % impl.geometry.page_tokens == 0);
   impl.begin_map(layer);
-  const bool tail_is_last = state.tail_first_page >= state.next_mapped;
+  const bool tail_is_last = state.next_mapped <= state.tail_first_page;
   const uint64_t end = uint64_t{state.next_mapped} + mapped_page_ids;
-  SPIN_CHECK(end <= (tail_is_last ? state.tail_first_page : impl.shape.max_page_ids));
+  SPIN_CHECK(end <= (tail_is_last ? impl.mapped_end() : impl.shape.max_page_ids));
   impl.capture(state.map, *map, mapped_page_ids, stream);
   state.map.first_page = state.next_mapped;
   if (!impl.is_flat(layer)) impl.take_extents(layer, state.next_mapped, end);

@@ -23,9 +23,10 @@
 //
 //   [0, sinks)  [mapped pages of the prompt) [of each repack) ... unused ... [tail, max_page_ids)
 //
-// where the tail takes one id per page of the tokens from its first one to max_tokens. Ids that a
-// map did not use, or whose tokens left the tail for others, are dead: their slots and the extents
-// that only they would need go back.
+// where the tail takes one id per page of the tokens from its first one to max_tokens, and all maps
+// together at most max_page_ids - pages of max_tokens - sinks. Ids that a map did not use, or whose
+// tokens left the tail for others, are dead: their slots and the extents that only they would need
+// go back.
 //
 // Thread: engine thread. Lifetime: the store outlives the sequence; no queued work uses it when it
 // is destroyed (the destructor waits for its transfers).

@@ -317,13 +317,16 @@ void TieredSequence::Impl::assign_ids(uint32_t layer,
   }
   const uint64_t tail_ids = base::ceil_div(shape.max_tokens - state.tail_first_token, page_tokens);
   SPIN_CHECK(state.sinks == shape.sink_pages);
-  SPIN_CHECK(uint64_t{state.sinks} + mapped_page_ids + tail_ids <= shape.max_page_ids);
+  SPIN_CHECK(uint64_t{state.sinks} + mapped_page_ids <= mapped_end());
   state.tail_first_page = state.sinks;  // what is in token order, for begin_map()
   begin_map(layer);
   state.tail_first_page = static_cast<uint32_t>(shape.max_page_ids - tail_ids);
   state.next_mapped = state.sinks + mapped_page_ids;
   capture(state.map, *map, mapped_page_ids, stream);
   state.map.first_page = state.sinks;
+  // The prompt's tail begins late: the ids between are nobody's.
+  state.left_first_page = mapped_end();
+  state.left_end_page = state.tail_first_page;
 }
 
 // The captured map has arrived: pages that it made count, ids that it left over are dead.

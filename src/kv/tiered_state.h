@@ -58,7 +58,7 @@ struct LayerState {
   uint32_t next_mapped = 0;
   uint64_t tail_first_token = 0;
   uint64_t placed_tokens = 0;
-  uint32_t left_first_page = 0;  // tail ids that a repack of the step in flight leaves behind
+  uint32_t left_first_page = 0;  // tail ids that die when the captured map has arrived
   uint32_t left_end_page = 0;
   CapturedMap map;
   CapturedPins pins;
@@ -97,6 +97,12 @@ struct TieredSequence::Impl {
     return layers[layer].sinks + shape.zone_pages + shape.tail_pages;
   }
   layout::Tail tail(uint32_t layer) const;
+  // End of the ids of maps, where the tail follows: a tail that begins with the first token fits
+  // behind it.
+  uint32_t mapped_end() const {
+    const uint64_t tail = geometry.pages_per_head(shape.max_tokens);
+    return static_cast<uint32_t>(shape.max_page_ids - tail);
+  }
   // Ids below which every page that is not of the tail lies.
   uint32_t sealed_end(uint32_t layer) const {
     return layers[layer].mapped ? layers[layer].next_mapped : layers[layer].tail_first_page;
