@@ -67,10 +67,10 @@ TEST_P(ListAttentionConformance, AllPagesGiveTheBitsOfPagedAttention) {
 TEST_P(ListAttentionConformance, ListsOfAnyPagesAndFillsAgainstTheReference) {
   for (const AttentionShape& shape : shapes()) {
     SCOPED_TRACE(shape.text());
-    make_world(shape, {90, 800});
-    append({{0, 0, 90}, {1, 0, 800}});
+    make_world(shape, {90, 1300});
+    append({{0, 0, 90}, {1, 0, 1300}});
     std::vector<Row> rows;
-    rows.push_back({1, 799, some_pages(800, 1)});
+    rows.push_back({1, 1299, some_pages(1300, 1)});  // pages across the borders of splits
     rows.push_back({0, 89, some_pages(90, 2)});
     rows.push_back({1, 20, some_pages(64, 3)});
     const Attended found = attend_lists(rows);
