@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
+#include <cstddef>
+#include <numeric>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "backend/cpu/cpu_device.h"
 #include "backend/cpu/orthonormal.h"
+#include "backend/sparse_ops.h"
 #include "tests/backend/lowrank_conformance.h"
 
 namespace spin::testing {
@@ -59,6 +62,34 @@ TEST(CpuOrthonormal, DependentAndZeroColumnsGiveAnOrthonormalBasisAllTheSame) {
     }
     // The basis holds the columns.
     EXPECT_NEAR(squares, norm, 1e-12 * norm) << i;
+  }
+}
+
+TEST(CpuLowRank, FactorsDoNotDependOnTheNumberOfThreads) {
+  const layout::KvGeometry geometry{
+      .layers = 1, .kv_heads = 3, .head_dim = 64, .page_tokens = 8, .dtype = layout::DType::kF32};
+  constexpr uint32_t kRank = 37;
+  constexpr uint64_t kTokens = 1003;
+  const uint64_t pages = geometry.pages_per_head(kTokens);
+  std::vector<uint32_t> slots(pages * geometry.kv_heads);
+  std::iota(slots.begin(), slots.end(), 0u);
+  Matrix pool = random_matrix(static_cast<int64_t>(slots.size()), 2 * 8 * 64, 5);
+  const std::vector<float> inv_freq(32, 0.01f);
+  std::vector<float> first;
+  for (const uint32_t threads : {1u, 2u, 5u}) {
+    const auto device = backend::cpu::create_cpu_device({.threads = threads});
+    ASSERT_TRUE(device.ok()) << device.status().to_string();
+    const auto stream = (*device)->create_stream("factors");
+    ASSERT_TRUE(stream.ok()) << stream.status().to_string();
+    std::vector<float> factors((kTokens + 3 * 64) * kRank);
+    backend::FactorKeysItem item;
+    item.tokens = {reinterpret_cast<const std::byte*>(pool.values.data()), geometry, slots.data(),
+                   pages, kTokens};
+    item.factors = {factors.data(), factors.data() + kTokens * kRank, layout::DType::kF32, kRank};
+    (*device)->sparse_ops().enqueue_factor_keys(item, {inv_freq, 1.0f}, **stream);
+    ASSERT_TRUE((*stream)->wait_idle().ok());
+    if (threads == 1) first = factors;
+    EXPECT_EQ(factors, first) << threads << " threads";
   }
 }
 
