@@ -8,7 +8,7 @@
 
 #include <fmt/format.h>
 
-#include "base/check.h"
+#include "base/checked_math.h"
 #include "kv/tiered_sequence.h"
 #include "kv/tiered_state.h"
 #include "layout/residency.h"
@@ -71,25 +71,40 @@ using Impl = TieredSequence::Impl;
 
 enum class SlotClass : uint8_t { kInTransfer, kPinned, kFilling, kDeviceOnly, kCached };
 
-// `page` is kNoPage for an empty entry.
-SlotClass page_class(const Impl& impl, uint32_t layer, uint32_t h, uint32_t page) {
-  const layout::Tail tail = impl.tail(layer);
-  const uint32_t page_tokens = impl.geometry.page_tokens;
-  const uint32_t tail_pages = (tail.tokens + page_tokens - 1) / page_tokens;
-  if (page == kNoPage) return SlotClass::kCached;
-  if (page >= tail.first_page && page < tail.first_page + tail_pages) {
-    const bool open = page == tail.first_page + tail_pages - 1 && tail.tokens % page_tokens != 0;
-    return open ? SlotClass::kFilling : SlotClass::kPinned;
+// What tells the slots of one head apart.
+struct HeadView {
+  HeadView(const Impl& owner, uint32_t at_layer, uint32_t at_head)
+      : impl(owner),
+        layer(at_layer),
+        h(at_head),
+        tail(owner.tail(at_layer)),
+        tail_end(tail.first_page + base::ceil_div(tail.tokens, owner.geometry.page_tokens)),
+        has_open(tail.tokens % owner.geometry.page_tokens != 0),
+        flat(owner.is_flat(at_layer)) {}
+
+  // `page` is kNoPage for an empty entry.
+  SlotClass class_of(uint32_t page) const {
+    if (page == kNoPage) return SlotClass::kCached;
+    if (page >= tail.first_page && page < tail_end) {
+      return has_open && page == tail_end - 1 ? SlotClass::kFilling : SlotClass::kPinned;
+    }
+    if (impl.sealed_tokens(layer, h, page) == 0) return SlotClass::kCached;  // not written yet
+    const HeadState& state = impl.head(layer, h);
+    if (flat && page >= state.on_host && page < state.going) return SlotClass::kInTransfer;
+    const bool zone = page < impl.layers[layer].sinks ||
+                      std::binary_search(state.zone.begin(), state.zone.end(), page);
+    if (zone) return SlotClass::kPinned;
+    return flat && page >= state.on_host ? SlotClass::kDeviceOnly : SlotClass::kCached;
   }
-  if (impl.sealed_tokens(layer, h, page) == 0) return SlotClass::kCached;  // not written yet
-  const HeadState& state = impl.head(layer, h);
-  const bool flat = impl.is_flat(layer);
-  if (flat && page >= state.on_host && page < state.going) return SlotClass::kInTransfer;
-  const bool zone = page < impl.layers[layer].sinks ||
-                    std::find(state.zone.begin(), state.zone.end(), page) != state.zone.end();
-  if (zone) return SlotClass::kPinned;
-  return flat && page >= state.on_host ? SlotClass::kDeviceOnly : SlotClass::kCached;
-}
+
+  const Impl& impl;
+  const uint32_t layer;
+  const uint32_t h;
+  const layout::Tail tail;
+  const uint32_t tail_end;
+  const bool has_open;
+  const bool flat;
+};
 
 void count_class(SlotClass slot_class, ClassCounts& counts) {
   switch (slot_class) {
@@ -117,12 +132,13 @@ void count_classes(Impl& impl, ClassCounts& counts) {
   for (uint32_t layer = 0; layer < impl.geometry.layers; ++layer) {
     for (uint32_t h = 0; h < impl.geometry.kv_heads; ++h) {
       const HeadPages& pages = impl.layer_heads(layer)[h];
+      const HeadView view(impl, layer, h);
       for (uint32_t i = 0; i < pages.lease_pages; ++i) {
         if (pages.slots[i] == kNoSlot) continue;
         const uint32_t page = pages.is_flat() ? i : pages.pages[i];
         // Before the prompt is committed nothing counts as written.
         const bool empty = impl.committed_tokens == 0;
-        count_class(empty ? SlotClass::kFilling : page_class(impl, layer, h, page), counts);
+        count_class(empty ? SlotClass::kFilling : view.class_of(page), counts);
       }
     }
   }

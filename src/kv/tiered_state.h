@@ -25,7 +25,7 @@ struct HeadState {
   // Flat: by id, slot kNoSlot for dead ids. Tiered: in any order, as kernels swap them.
   std::vector<PageHandle> slots;
   std::vector<uint8_t> page_tokens;  // [max_page_ids] of pages outside the tail; empty: no map
-  std::vector<uint32_t> zone;        // pages pinned beside the sinks
+  std::vector<uint32_t> zone;        // pages pinned beside the sinks, ascending
   std::vector<uint32_t> dead;        // [extent_count] dead ids of each extent; empty: none
   uint32_t on_host = 0;              // ids below are on the host or dead (flat form)
   uint32_t going = 0;                // on_host once the transfer in flight has succeeded
