@@ -8,8 +8,10 @@
 namespace spin::cli {
 
 std::string describe(const Status& status, const FlagTable& table) {
-  // The one field whose flag has vLLM's name instead of its own.
-  std::string flag = status.param() == "page_tokens" ? "block_size" : status.param();
+  // The fields whose flags have vLLM's names instead of their own.
+  std::string flag = status.param() == "page_tokens"         ? "block_size"
+                     : status.param() == "host_memory_bytes" ? "kv_offloading_size"
+                                                             : status.param();
   std::replace(flag.begin(), flag.end(), '_', '-');
   flag = "--" + flag;
   const std::vector<std::string> names = table.flag_names();

@@ -263,7 +263,14 @@ void FlagTable::add_parsed(const FlagHelp& help,
   flag.set = std::move(set);
 }
 
+void FlagTable::add_one(const FlagHelp& help,
+                        std::string range,
+                        std::function<std::string(std::string_view)> set) {
+  add(help, notes(range, default_text(help.unset))).set = std::move(set);
+}
+
 void FlagTable::also_positional(std::string name) { flags_.back().positional = std::move(name); }
+void FlagTable::also_named(std::string name) { flags_.back().alias = std::move(name); }
 void FlagTable::make_required() { flags_.back().required = true; }
 void FlagTable::refuse_empty_environment() { flags_.back().refuse_empty = true; }
 
@@ -291,6 +298,7 @@ Status FlagTable::parse_arguments(std::span<const std::string> args) {
     const CLI::callback_t accept = [](const CLI::results_t&) { return true; };
     for (Flag& flag : flags_) {
       std::string spelling = "--" + flag.name;
+      if (!flag.alias.empty()) spelling += ",--" + flag.alias;
       if (!flag.positional.empty()) spelling = flag.positional + "," + spelling;
       // The part after ! makes CLI11 hand over "false".
       if (flag.is_switch) spelling += fmt::format(",!--no-{}", flag.name);
@@ -352,6 +360,7 @@ std::string FlagTable::help() const {
     }
     std::string head = flag.is_switch ? fmt::format("--{0}, --no-{0}", flag.name)
                                       : fmt::format("--{} {}", flag.name, flag.value);
+    if (!flag.alias.empty()) head = fmt::format("--{}, {}", flag.alias, head);
     if (!flag.positional.empty()) head = fmt::format("{}, {}", flag.positional, head);
     out += fmt::format("  {}{}\n", head, flag.required ? " (required)" : "");
     out += wrap_text(fmt::format("{} [{}]", flag.text, flag.environment), 6, kHelpWidth);

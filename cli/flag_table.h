@@ -86,8 +86,16 @@ class FlagTable {
                   std::string range,
                   std::function<std::string(std::string_view)> set);
 
+  // As add_parsed(), given once.
+  void add_one(const FlagHelp& help,
+               std::string range,
+               std::function<std::string(std::string_view)> set);
+
   // The last flag added: may also be written as the positional argument NAME (in capitals).
   void also_positional(std::string name);
+  // The last flag added, which is no switch: may also be written --name. (The environment knows its
+  // first name alone.)
+  void also_named(std::string name);
   // The last flag added: must be given.
   void make_required();
   // The last flag added: an empty environment variable is an error instead of unset.
@@ -100,7 +108,7 @@ class FlagTable {
   // Wrapped to 80 columns, ends with a newline.
   std::string help() const;
 
-  // "--port", "--no-stream", ...: every spelling of every flag, in order.
+  // "--port", "--no-stream", ...: every flag in order, switches in both spellings.
   std::vector<std::string> flag_names() const;
 
  private:
@@ -111,6 +119,7 @@ class FlagTable {
     std::string group;
     std::string environment;
     std::string positional;
+    std::string alias;
     bool is_switch = false;
     bool repeatable = false;
     bool required = false;

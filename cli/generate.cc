@@ -71,6 +71,7 @@ class Generation {
     engine_ = std::move(engine).value();
     load_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     const ModelInfo& info = engine_->model_info();
+    if (options_.stats != StatisticsFormat::kNone) print_notice(sparse_text(info));
     spdlog::info("model {}: {}, {} on {}, {} threads, chat format {}, at most {} tokens", info.name,
                  info.architecture, info.dtype, info.device, info.threads, info.chat_format,
                  info.max_model_len);
@@ -111,6 +112,9 @@ class Generation {
     s.load_s = load_s_;
     s.peak_anonymous_bytes = peak.anonymous_bytes;
     s.peak_resident_bytes = peak.resident_bytes;
+    EngineStats engine = engine_->stats();
+    s.tiers = std::move(engine.kv_tiers);
+    s.sparse = engine.sparse;
     return s;
   }
 

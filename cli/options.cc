@@ -68,12 +68,42 @@ void add_engine_flags(FlagTable& table, EngineOptions& options) {
                    "running requests"},
                   options.max_num_batched_tokens, {1, 1u << 20});
   table.add_count({"kv-cache-memory-bytes", "BYTES",
-                   "Size of the KV cache; 0 takes what the admitted requests can need, at most "
-                   "60 % of the memory left after the weights"},
+                   "Size of the KV cache in fast memory; 0 takes what the admitted requests can "
+                   "need, at most 60 % of the memory left after the weights"},
                   options.kv_cache_memory_bytes, {0, 1ull << 50});
+  table.also_named("fast-memory");
   table.add_choice({"block-size", "TOKENS", "Tokens of one page of the KV cache"},
                    {"8", "16", "32", "64"}, fmt::to_string(options.page_tokens),
                    [&options](size_t index) { options.page_tokens = 8u << index; });
+}
+
+// "auto" or a multiple of what a step needs.
+std::string parse_buffer_ratio(std::string_view text, EngineOptions& options) {
+  constexpr double kMost = 1000;
+  options.kv_buffer_ratio = text == "auto" ? std::nullopt : base::parse_double(text);
+  const bool good = text == "auto" || (options.kv_buffer_ratio && *options.kv_buffer_ratio >= 0 &&
+                                       *options.kv_buffer_ratio <= kMost);
+  return good ? "" : fmt::format("auto, or a number from 0 to {}", kMost);
+}
+
+void add_sparse_flags(FlagTable& table, EngineOptions& options) {
+  table.group("Sparse attention");
+  table.add_texts({"sparse", "NAME[:K=V,...]",
+                   "Sparse attention that requests may use, with its options; the first one given "
+                   "is what requests get that name none. Names and options are in "
+                   "docs/algorithms",
+                   "dense, every request attends to its whole context"},
+                  options.sparse, {1, 1024, 16});
+  table.add_count({"kv-offloading-size", "BYTES",
+                   "Host memory for the pages of sparse requests, beside the KV cache in fast "
+                   "memory; 0 keeps every request in fast memory"},
+                  options.host_memory_bytes, {0, 1ull << 50});
+  table.add_one({"kv-buffer-ratio", "X",
+                 "Pages of a sparse request kept in fast memory beyond those that a step needs, "
+                 "as a multiple of these; auto shares out the room that there is",
+                 "auto"},
+                "auto, or a number from 0 to 1000",
+                [&options](std::string_view text) { return parse_buffer_ratio(text, options); });
 }
 
 void add_log_level(FlagTable& table, LogLevel& level) {
@@ -254,6 +284,7 @@ FlagTable generate_flags(GenerateOptions& options) {
   table.group("Model");
   add_model(table, options.engine);
   add_engine_flags(table, options.engine);
+  add_sparse_flags(table, options.engine);
   add_prompt_flags(table, options);
   add_choosing_flags(table, options.sampling);
   add_ending_flags(table, options.sampling);
@@ -279,6 +310,7 @@ FlagTable serve_flags(ServeOptions& options) {
   add_engine_flags(table, options.engine);
   table.add_count({"seed", "N", "Seed of requests that bring none", "a new one every time"},
                   options.engine.seed, {});
+  add_sparse_flags(table, options.engine);
   table.group("Scheduling");
   table.add_count({"max-num-seqs", "N",
                    "Requests in the running set (the choices of a request count singly). More: "

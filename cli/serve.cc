@@ -91,6 +91,7 @@ int run_serve(const ServeOptions& options, SignalWatcher& signals) {
   }
   engine = std::move(loaded).value();
   (*server)->attach(*engine);
+  print_notice(sparse_text(engine->model_info()));
   print_notice(ready_line(engine->model_info()));
 
   wait_for_signal(signals);

@@ -64,6 +64,7 @@ Statistics make_statistics(const ModelInfo& info,
   }
   s.weight_bytes = info.weight_bytes;
   s.kv_reserved_bytes = info.kv_cache_bytes;
+  s.attention = info.sparse;
   if (info.kv_capacity_tokens > 0) {
     const uint64_t per_token = info.kv_cache_bytes / info.kv_capacity_tokens;
     const uint64_t tokens = s.prompt_tokens + s.completion_tokens;
@@ -83,6 +84,67 @@ std::string bytes_text(uint64_t bytes) {
   return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, kUnits[unit]);
 }
 
+namespace {
+
+// Tokens that a head attended to in a step of a sparse request.
+double attended_per_read(const SparseStats& s) {
+  const uint64_t reads = s.selections + s.dense_reads;
+  return reads == 0 ? 0 : static_cast<double>(s.attended_tokens) / static_cast<double>(reads);
+}
+
+std::string sparse_statistics_text(const Statistics& stats) {
+  const SparseStats& s = stats.sparse;
+  std::string out = fmt::format("attention    {}\n", stats.attention.front());
+  if (s.dense_fallbacks > 0) {
+    out += fmt::format(
+        "             dense for {} of {} sequences: below the minimum length, or "
+        "scores of the prompt\n",
+        s.dense_fallbacks, s.dense_fallbacks + s.sequences);
+  }
+  out += fmt::format(
+      "             {:.1f} tokens attended per head and step, {} selections, {} "
+      "dense reads\n",
+      attended_per_read(s), s.selections, s.dense_reads);
+  for (const TierStats& tier : stats.tiers) {
+    out += fmt::format("{:<12} {} of {} used at most\n", tier.name + " tier",
+                       bytes_text(tier.bytes_peak), bytes_text(tier.bytes_total));
+  }
+  out += fmt::format("metadata     tables {}, summaries {} at most\n",
+                     bytes_text(s.table_bytes_peak), bytes_text(s.summary_bytes_peak));
+  out += fmt::format("pages        {} hits, {} misses, {} evictions; {} fetched, {} offloaded\n",
+                     s.page_hits, s.page_misses, s.page_evictions, bytes_text(s.bytes_fetched),
+                     bytes_text(s.bytes_offloaded));
+  return out;
+}
+
+nlohmann::ordered_json sparse_statistics_json(const Statistics& stats) {
+  const SparseStats& s = stats.sparse;
+  nlohmann::ordered_json object;
+  object["algorithms"] = stats.attention;
+  object["sequences"] = s.sequences;
+  object["dense_fallbacks"] = s.dense_fallbacks;
+  object["selections"] = s.selections;
+  object["dense_reads"] = s.dense_reads;
+  object["attended_tokens"] = s.attended_tokens;
+  object["attended_tokens_per_head_and_step"] = attended_per_read(s);
+  object["selected_partitions"] = s.selected_partitions;
+  object["page_hits"] = s.page_hits;
+  object["page_misses"] = s.page_misses;
+  object["page_evictions"] = s.page_evictions;
+  object["bytes_fetched"] = s.bytes_fetched;
+  object["bytes_offloaded"] = s.bytes_offloaded;
+  object["lease_resizes"] = s.lease_resizes;
+  object["table_bytes_peak"] = s.table_bytes_peak;
+  object["summary_bytes_peak"] = s.summary_bytes_peak;
+  for (const TierStats& tier : stats.tiers) {
+    object["tiers"][tier.name] = {{"bytes_total", tier.bytes_total},
+                                  {"bytes_peak", tier.bytes_peak}};
+  }
+  return object;
+}
+
+}  // namespace
+
 std::string statistics_text(const Statistics& s) {
   std::string out;
   out += fmt::format("model        {}, {}, {} threads, loaded in {:.2f} s\n", s.model, s.dtype,
@@ -97,6 +159,22 @@ std::string statistics_text(const Statistics& s) {
                      bytes_text(s.weight_bytes));
   out += fmt::format("kv cache     {} used of {} reserved\n", bytes_text(s.kv_used_bytes),
                      bytes_text(s.kv_reserved_bytes));
+  return s.attention.empty() ? out : out + sparse_statistics_text(s);
+}
+
+std::string sparse_text(const ModelInfo& info) {
+  if (info.sparse.empty()) return "";
+  std::string out =
+      fmt::format("sparse attention: {}; the first is the default\n", fmt::join(info.sparse, "; "));
+  out += fmt::format(
+      "fast memory: {} of KV cache ({} tokens), {} to stage a prompt, {} for "
+      "summaries and tables\n",
+      bytes_text(info.kv_cache_bytes), info.kv_capacity_tokens, bytes_text(info.staging_bytes),
+      bytes_text(info.index_bytes));
+  out += info.host_cache_bytes == 0
+             ? std::string("host memory: none, every request stays in fast memory\n")
+             : fmt::format("host memory: {} of KV cache, buffer ratio {}\n",
+                           bytes_text(info.host_cache_bytes), info.kv_buffer_ratio);
   return out;
 }
 
@@ -124,6 +202,7 @@ std::string statistics_json(const Statistics& s) {
   object["weight_bytes"] = s.weight_bytes;
   object["kv_used_bytes"] = s.kv_used_bytes;
   object["kv_reserved_bytes"] = s.kv_reserved_bytes;
+  if (!s.attention.empty()) object["sparse"] = sparse_statistics_json(s);
   // `replace`: a model's name may come from a path that is not UTF-8.
   return object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }

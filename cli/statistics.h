@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 #include "base/mutex.h"
 #include "spin/request.h"
@@ -32,9 +33,13 @@ struct Statistics {
   uint64_t weight_bytes = 0;
   uint64_t kv_used_bytes = 0;      // of this request
   uint64_t kv_reserved_bytes = 0;  // of the whole cache
+  // Of all requests so far, where the engine was started with sparse attention.
+  std::vector<std::string> attention;  // the algorithms, the default first
+  std::vector<TierStats> tiers;
+  SparseStats sparse;
 };
 
-// Fills everything but load_s and the peaks.
+// Fills everything but load_s, the peaks, the tiers and what was counted of sparse attention.
 Statistics make_statistics(const ModelInfo& info, const RequestResult& result, FinishReason reason);
 
 // Several aligned lines.
@@ -43,6 +48,10 @@ std::string statistics_text(const Statistics& statistics);
 std::string statistics_line(const Statistics& statistics);
 // One JSON object on one line, with a newline.
 std::string statistics_json(const Statistics& statistics);
+
+// What an engine with sparse attention resolved its memory to, one line each, with line ends; ""
+// without.
+std::string sparse_text(const ModelInfo& info);
 
 // "1.5 GiB", "512.0 MiB", "17 B".
 std::string bytes_text(uint64_t bytes);

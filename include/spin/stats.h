@@ -25,6 +25,7 @@ struct TierStats {
   uint64_t pages_in_use = 0;  // handed out or reserved
   uint64_t bytes_total = 0;
   uint64_t bytes_in_use = 0;
+  uint64_t bytes_peak = 0;  // most that were in use at a time
 };
 
 // Sparse attention. A page is that of one KV head of one layer.
@@ -36,6 +37,8 @@ struct SparseStats {
   uint64_t buffer_pages = 0;   // of these, beyond what a step needs
   uint64_t table_bytes = 0;    // look-up tables, stamps, directories
   uint64_t summary_bytes = 0;  // what Select reads
+  uint64_t table_bytes_peak = 0;
+  uint64_t summary_bytes_peak = 0;
 
   // Counters.
   uint64_t sequences = 0;        // opened with an algorithm

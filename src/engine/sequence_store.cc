@@ -351,12 +351,17 @@ void SequenceStore::publish() {
   const kv::HostPool* host = store_.host();
   pages_in_use_.store(fast.in_use(), std::memory_order_relaxed);
   base::MutexLock lock(stats_mutex_);
+  closed_.table_bytes_peak = std::max(closed_.table_bytes_peak, stats.table_bytes);
+  closed_.summary_bytes_peak = std::max(closed_.summary_bytes_peak, stats.summary_bytes);
   published_ = stats;
+  published_.table_bytes_peak = closed_.table_bytes_peak;
+  published_.summary_bytes_peak = closed_.summary_bytes_peak;
   const auto set = [](TierStats& tier, uint64_t pages, uint64_t used, uint64_t page_bytes) {
     tier.pages_total = pages;
     tier.pages_in_use = used;
     tier.bytes_total = pages * page_bytes;
     tier.bytes_in_use = used * page_bytes;
+    tier.bytes_peak = std::max(tier.bytes_peak, tier.bytes_in_use);
   };
   set(tiers_[0], fast.total, fast.in_use(), page);
   if (host == nullptr) return;

@@ -161,6 +161,28 @@ TEST(Options, IntegersTakeUnits) {
   EXPECT_EQ(serve({"--kv-cache-memory-bytes=2G"}).engine.kv_cache_memory_bytes, 2ull << 30);
 }
 
+TEST(Options, FastMemoryIsAnotherNameOfTheKvCache) {
+  EXPECT_EQ(serve({"--fast-memory=2G"}).engine.kv_cache_memory_bytes, 2ull << 30);
+  EXPECT_EQ(serve({"--kv-cache-memory-bytes=1", "--fast-memory", "2"}).engine.kv_cache_memory_bytes,
+            2u);
+  EXPECT_THAT(serve_flags(*std::make_unique<ServeOptions>()).help(),
+              HasSubstr("--fast-memory, --kv-cache-memory-bytes BYTES"));
+}
+
+TEST(Options, SparseAttentionReachesTheEngine) {
+  EXPECT_TRUE(generate({}).engine.sparse.empty());
+  EXPECT_EQ(generate({}).engine.kv_buffer_ratio, std::nullopt);
+  const EngineOptions engine = generate({"--sparse", "quest:budget=64,block=16", "--sparse=dense",
+                                         "--kv-offloading-size=3G", "--kv-buffer-ratio=1.5"})
+                                   .engine;
+  EXPECT_THAT(engine.sparse, ElementsAre("quest:budget=64,block=16", "dense"));
+  EXPECT_EQ(engine.host_memory_bytes, 3ull << 30);
+  EXPECT_EQ(engine.kv_buffer_ratio, 1.5);
+  EXPECT_EQ(serve({"--kv-buffer-ratio=0"}).engine.kv_buffer_ratio, 0.0);
+  EXPECT_EQ(serve({"--kv-buffer-ratio=2", "--kv-buffer-ratio=auto"}).engine.kv_buffer_ratio,
+            std::nullopt);
+}
+
 struct BadValue {
   const char* command;
   const char* flag;
@@ -200,6 +222,10 @@ INSTANTIATE_TEST_SUITE_P(
                       BadValue{"serve", "max-num-seqs", "0", "from 1 to 4096"},
                       BadValue{"serve", "max-num-batched-tokens", "0", "from 1 to 1048576"},
                       BadValue{"serve", "kv-cache-memory-bytes", "9999999T", "from 0 to"},
+                      BadValue{"serve", "kv-offloading-size", "some", "from 0 to"},
+                      BadValue{"serve", "kv-buffer-ratio", "1001", "auto, or a number from 0"},
+                      BadValue{"serve", "kv-buffer-ratio", "-0.5", "auto, or a number from 0"},
+                      BadValue{"generate", "kv-buffer-ratio", "much", "auto, or a number from 0"},
                       BadValue{"serve", "block-size", "9", "one of 8, 16, 32, 64"},
                       BadValue{"serve", "dtype", "fp16", "one of auto, float32, bfloat16"},
                       BadValue{"serve", "chat-format", "jinja", "one of auto, none, chatml"},

@@ -79,6 +79,47 @@ TEST(Statistics, TextNamesEveryFigure) {
   EXPECT_EQ(statistics_line(s), "9 tokens, 2.0 tokens/s, first token after 2.50 s");
 }
 
+TEST(Statistics, SparseAttentionIsToldWhereItIsOn) {
+  Statistics s = make_statistics(model_info(), result(100, 9), FinishReason::kLength);
+  EXPECT_EQ(statistics_text(s).find("attention"), std::string::npos);
+  EXPECT_FALSE(nlohmann::json::parse(statistics_json(s)).contains("sparse"));
+  EXPECT_EQ(sparse_text(model_info()), "");
+  ModelInfo info = model_info();
+  info.sparse = {"quest:budget=64", "dense"};
+  info.host_cache_bytes = 2 << 20;
+  info.kv_buffer_ratio = "auto";
+  info.index_bytes = 3 << 20;
+  info.staging_bytes = 5 << 20;
+  const std::string lines = sparse_text(info);
+  for (const char* part :
+       {"quest:budget=64; dense", "62.5 KiB of KV cache (1000 tokens)", "5.0 MiB to stage",
+        "3.0 MiB for summaries", "host memory: 2.0 MiB", "buffer ratio auto"}) {
+    EXPECT_THAT(lines, HasSubstr(part));
+  }
+  info.host_cache_bytes = 0;
+  EXPECT_THAT(sparse_text(info), HasSubstr("host memory: none"));
+
+  s = make_statistics(info, result(100, 9), FinishReason::kLength);
+  s.tiers = {{"fast", 10, 0, 40960, 0, 8192}, {"host", 100, 0, 409600, 0, 16384}};
+  s.sparse.sequences = 1;
+  s.sparse.dense_fallbacks = 2;
+  s.sparse.selections = 30;
+  s.sparse.dense_reads = 10;
+  s.sparse.attended_tokens = 5000;
+  s.sparse.page_hits = 7;
+  s.sparse.page_misses = 3;
+  const std::string text = statistics_text(s);
+  for (const char* part : {"quest:budget=64", "dense for 2 of 3 sequences", "125.0 tokens attended",
+                           "30 selections", "fast tier    8.0 KiB of 40.0 KiB",
+                           "host tier    16.0 KiB of 400.0 KiB", "7 hits, 3 misses"}) {
+    EXPECT_THAT(text, HasSubstr(part));
+  }
+  const auto json = nlohmann::json::parse(statistics_json(s))["sparse"];
+  EXPECT_EQ(json["attended_tokens_per_head_and_step"], 125.0);
+  EXPECT_EQ(json["tiers"]["host"]["bytes_peak"], 16384);
+  EXPECT_EQ(json["algorithms"][1], "dense");
+}
+
 TEST(Statistics, BytesHaveBinaryUnits) {
   EXPECT_EQ(bytes_text(0), "0 B");
   EXPECT_EQ(bytes_text(1023), "1023 B");

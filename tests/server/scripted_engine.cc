@@ -146,7 +146,8 @@ EngineStats ScriptedEngine::stats() const {
   EngineStats out = stats_;
   out.requests_running = running_.size();
   out.kv_pages_in_use = running_.size();
-  out.kv_tiers = {{"fast", 100, 40, 409600, 163840}, {"host", 2000, 64, 8192000, 262144}};
+  out.kv_tiers = {{"fast", 100, 40, 409600, 163840, 163840},
+                  {"host", 2000, 64, 8192000, 262144, 262144}};
   out.sparse.sequences_tiered = 3;
   out.sparse.page_hits = 700;
   out.sparse.page_misses = 30;
