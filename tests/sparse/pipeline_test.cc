@@ -196,6 +196,59 @@ TEST_F(PipelineStep, TheTraceHoldsWhatEveryStepSelected) {
   }
 }
 
+TEST_F(PipelineStep, DenseLayersAttendToEverythingAndAreCounted) {
+  const ParityShape shape{.layers = 3, .kv_heads = 2, .group = 2};
+  const uint64_t prompt = 300;
+  const Conversation conversation(shape, prompt + kSteps, 11);
+  const Outputs dense = dense_outputs(*device_, shape, conversation, prompt);
+  const uint64_t columns = uint64_t{shape.q_heads()} * shape.head_dim;
+  for (const bool resident : {true, false}) {
+    ParityRig rig(*device_, shape, rig_options(shape, conversation.tokens()));
+    const auto sequence =
+        begin(rig, "quest:budget=32,local=32,dense_layers=1", conversation, prompt, {resident, 0});
+    for (uint64_t step = 0; step < kSteps; ++step) {
+      std::vector<float> out;
+      ParityRig::Row row{sequence.get(), &conversation, &out, ok_status()};
+      rig.step({&row, 1});
+      const std::vector<float> first(out.begin(), out.begin() + static_cast<ptrdiff_t>(columns));
+      const std::vector<float> wanted(dense[step].begin(),
+                                      dense[step].begin() + static_cast<ptrdiff_t>(columns));
+      EXPECT_EQ(first, wanted) << step;
+      EXPECT_NE(out, dense[step]) << step;
+    }
+    EXPECT_EQ(sequence->counters().dense, kSteps * shape.kv_heads);
+    EXPECT_EQ(sequence->counters().selections, 2 * kSteps * shape.kv_heads);
+    EXPECT_EQ(sequence->counters().retrieve.misses > 0, !resident);
+  }
+}
+
+TEST_F(PipelineStep, AContextBelowTheMinimumIsDenseAndAnIndexIsThereWhenItGrows) {
+  const ParityShape shape{.kv_heads = 2, .group = 2};
+  // Sinks, window and budget cover 8 + 64 + 192 tokens.
+  const std::string spec = "oracle:budget=192,sinks=4,local=64";
+  const uint64_t minimum = 264;
+  const uint64_t prompt = minimum - 6;
+  const Conversation conversation(shape, minimum + 40, 12);
+  const Outputs dense = dense_outputs(*device_, shape, conversation, prompt);
+  for (const bool resident : {true, false}) {
+    ParityRig rig(*device_, shape, rig_options(shape, conversation.tokens()));
+    const auto sequence = begin(rig, spec, conversation, prompt, {resident, 0});
+    ASSERT_EQ(sequence->algorithm().descriptor().minimum_tokens, minimum);
+    bool differs = false;
+    for (uint64_t step = 0; step < dense.size(); ++step) {
+      std::vector<float> out;
+      ParityRig::Row row{sequence.get(), &conversation, &out, ok_status()};
+      rig.step({&row, 1});
+      const bool is_dense = prompt + step + 1 < minimum;
+      EXPECT_TRUE(!is_dense || out == dense[step]) << step;
+      differs |= out != dense[step];
+    }
+    EXPECT_EQ(sequence->counters().dense, 5u * shape.kv_heads);
+    EXPECT_EQ(sequence->counters().selections, (dense.size() - 5) * shape.kv_heads);
+    EXPECT_TRUE(differs);  // the budget does not cover the context any more
+  }
+}
+
 TEST_F(PipelineStep, ADroppedStepLeavesNoTrace) {
   const ParityShape shape;
   const uint64_t prompt = 150;
