@@ -213,11 +213,10 @@ TeacherForcing::Row TeacherForcing::plan_row(const sparse::SparseAlgorithm& algo
                                std::max(wanted, shape.mandatory_pages(geometry_.layers - 1)));
   row.fast_pages = heads * (dense_layers * shape.max_page_ids +
                             (geometry_.layers - dense_layers) * row.lease_pages);
-  if (row.lease_pages < shape.max_page_ids) {
-    const layout::HostExtentLayout extent{kExtentPages, geometry_.page_bytes()};
-    row.host_bytes = heads * geometry_.layers *
-                     base::ceil_div<uint64_t>(shape.max_page_ids, kExtentPages) * extent.bytes();
-  }
+  row.tiered = row.lease_pages < shape.max_page_ids;
+  const layout::HostExtentLayout extent{kExtentPages, geometry_.page_bytes()};
+  row.host_bytes = heads * geometry_.layers *
+                   base::ceil_div<uint64_t>(shape.max_page_ids, kExtentPages) * extent.bytes();
   row.index_bytes = algorithm.needs(max_tokens).index_bytes;
   return row;
 }
@@ -312,9 +311,12 @@ Status TeacherForcing::decode_rows(std::span<Row> rows,
   kv::PageStoreOptions options;
   options.geometry = geometry_;
   options.extent_pages = kExtentPages;
+  // Where there is a host tier, resident sequences reserve their share of it, too.
+  const bool tiered =
+      std::any_of(rows.begin(), rows.end(), [](const Row& row) { return row.tiered; });
   for (const Row& row : rows) {
     options.fast_pages += row.fast_pages;
-    options.host_bytes += row.host_bytes;
+    if (tiered) options.host_bytes += row.host_bytes;
   }
   SPIN_ASSIGN_OR_RETURN(const auto store, kv::PageStore::create(device_, options));
   Status status = open_rows(rows, *store, prompt_tokens, tokens.size(), settings);

@@ -71,8 +71,9 @@ class TeacherForcing {
   struct Row {
     size_t setting = 0;  // index in `settings`
     uint64_t lease_pages = 0;
+    bool tiered = false;  // does not fit into its lease
     uint64_t fast_pages = 0;
-    uint64_t host_bytes = 0;
+    uint64_t host_bytes = 0;  // if anybody is tiered
     uint64_t index_bytes = 0;
     std::unique_ptr<sparse::SparseSequence> sequence;
   };
