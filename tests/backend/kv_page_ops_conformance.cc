@@ -152,25 +152,36 @@ TEST_P(KvOpsConformance, PagesUnusedForWholeTurnsOfTheEpochStayTheOldest) {
 }
 
 TEST_P(KvOpsConformance, RetrieveOfManySequencesKeepsThemApart) {
-  make_pool(kGeometries[0], 100);
-  TieredHeads first = make_heads({.lease = 6, .pinned = 0}, 10);
-  TieredHeads second = make_heads({.lease = 9, .pinned = 0}, 12);
-  const PageContents contents = fill_host(first, 10);
-  fill_host(second, 12);
-  std::vector<RetrieveCall> calls(2);
-  calls[0] = {.heads = &first, .epoch = 7};
-  calls[1] = {.heads = &second, .epoch = 200};
-  for (uint32_t h = 0; h < 3; ++h) {
-    calls[0].wanted.push_back(wanted_of(ids(h, 6), contents, h));
-    calls[1].wanted.push_back(wanted_of(ids(1, 9 - h), contents, h));
+  // So many that the work is shared out.
+  constexpr uint32_t kSequences = 25;
+  make_pool(kGeometries[0], kSequences * 3 * 9);
+  std::vector<TieredHeads> sequences;
+  for (uint32_t s = 0; s < kSequences; ++s) {
+    sequences.push_back(make_heads({.lease = 9, .pinned = 0}, 12));
+    fill_host(sequences.back(), 12);
   }
-  const std::vector<Retrieved> found = retrieve(calls);
-  ASSERT_TRUE(found[0].status.ok());
-  expect_sound(first, contents);
-  expect_sound(second, contents);
-  for (uint32_t h = 0; h < 3; ++h) {
-    EXPECT_EQ(found[0].counters[h].misses, 6u);
-    EXPECT_EQ(found[1].counters[h].misses, 9u - h);
+  const PageContents contents = ordered_contents(12 * 8);
+  for (uint32_t round = 0; round < 2; ++round) {
+    std::vector<RetrieveCall> calls(kSequences);
+    for (uint32_t s = 0; s < kSequences; ++s) {
+      calls[s] = {.heads = &sequences[s], .epoch = static_cast<uint8_t>(7 * s + round)};
+      for (uint32_t h = 0; h < 3; ++h) {
+        calls[s].wanted.push_back(wanted_of(ids((s + round) % 3, 9 - h), contents, h));
+      }
+    }
+    const std::vector<Retrieved> found = retrieve(calls);
+    for (uint32_t s = 0; s < kSequences; ++s) {
+      ASSERT_TRUE(found[s].status.ok());
+      expect_sound(sequences[s], contents);
+      for (uint32_t h = 0; h < 3; ++h) {
+        EXPECT_EQ(found[s].counters[h].hits + found[s].counters[h].misses, 9u - h);
+        EXPECT_EQ(found[s].counters[h].faults, 0u);
+        for (uint32_t i = 0; i < 9 - h; ++i) {
+          EXPECT_TRUE(
+              holds(slot_bytes(found[s].slots[h][i]), h, contents[h].at((s + round) % 3 + i)));
+        }
+      }
+    }
   }
 }
 

@@ -107,6 +107,38 @@ TEST_P(KvOpsConformance, ALongTailIsSealedPageByPage) {
   }
 }
 
+TEST_P(KvOpsConformance, ManySequencesAppendAndSealInOneCall) {
+  // So many that the work is shared out.
+  constexpr uint32_t kSequences = 12;
+  make_pool(kGeometries[0], kSequences * 3 * 16);
+  std::vector<TieredHeads> sequences;
+  std::vector<backend::TailAppendItem> appends;
+  std::vector<backend::SealItem> seals;
+  for (uint32_t s = 0; s < kSequences; ++s) {
+    sequences.push_back(make_heads({.lease = 16, .pinned = 8}, 12));
+    layout::Tail tail{.first_page = 0, .first_entry = 0, .ring = 8};
+    // Each takes other rows.
+    appends.push_back({device_heads(sequences[s]), tail, s, 60});
+    tail.tokens = 60;
+    seals.push_back({device_heads(sequences[s]), tail, 6, 1});
+  }
+  const Tensor k = upload_matrix(token_rows(0, 60 + kSequences, 0));
+  const Tensor v = upload_matrix(token_rows(0, 60 + kSequences, 1));
+  kv_ops().enqueue_tail_append(k.ref, v.ref, appends, tiers_, stream());
+  kv_ops().enqueue_seal(seals, tiers_, stream());
+  for (uint32_t s = 0; s < kSequences; ++s) {
+    PageContents contents(3);
+    for (uint32_t h = 0; h < 3; ++h) {
+      for (uint32_t t = 0; t < 60; ++t) contents[h][t / 8].push_back(s + t);
+    }
+    expect_sound(sequences[s], contents);
+    expect_resident(sequences[s], range(0, 8));
+    for (uint32_t h = 0; h < 3; ++h) {
+      for (uint32_t p = 0; p < 6; ++p) expect_on_host(sequences[s], h, p, contents[h].at(p));
+    }
+  }
+}
+
 TEST_P(KvOpsConformance, SealingTakesEmptyEntriesFirstThenTheOldestAndTheyMayLeaveAtOnce) {
   make_pool(kGeometries[0], 40);
   TieredHeads heads = make_heads({.lease = 5, .pinned = 2}, 20);

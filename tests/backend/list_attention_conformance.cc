@@ -158,6 +158,30 @@ TEST_P(ListAttentionConformance, MergedPartsAreTheWhole) {
   }
 }
 
+TEST_P(ListAttentionConformance, ManyRowsAreMergedAsEachAlone) {
+  // So many that the work is shared out.
+  constexpr int64_t kRows = 600;
+  const Matrix ours = random_matrix(kRows, 3 * 24, 1);
+  const Matrix lse = random_matrix(kRows, 3, 2);
+  const Tensor part = upload_matrix(random_matrix(kRows, 3 * 24, 3));
+  const Tensor part_lse = upload_matrix(random_matrix(kRows, 3, 4));
+  const Tensor our_lse = upload_matrix(lse);
+  const auto row = [](const Tensor& tensor, int64_t r) {
+    return static_cast<float*>(tensor.ref.data) + r * tensor.ref.row_stride;
+  };
+  std::vector<backend::MergeItem> items;
+  for (int64_t r = 0; r < kRows; ++r) {
+    items.push_back({static_cast<uint64_t>(r), row(our_lse, r), row(part, r), row(part_lse, r)});
+  }
+  const Tensor together = upload_matrix(ours, 1);
+  kv_ops().enqueue_merge(items, 3, 24, together.ref, stream());
+  const Tensor alone = upload_matrix(ours);
+  for (const backend::MergeItem& item : items) {
+    kv_ops().enqueue_merge({&item, 1}, 3, 24, alone.ref, stream());
+  }
+  EXPECT_TRUE(same_bits(download(together), download(alone)));
+}
+
 TEST_P(ListAttentionConformance, MergingAnEmptyPartChangesNoBitAndIntoAnEmptyOneTakesThePart) {
   const float infinity = std::numeric_limits<float>::infinity();
   const Matrix ours = random_matrix(1, 3 * 24, 1);

@@ -7,6 +7,7 @@
 #include "backend/cpu/place.h"
 #include "backend/cpu/resize.h"
 #include "backend/cpu/retrieve.h"
+#include "backend/cpu/small_loop.h"
 #include "base/check.h"
 
 namespace spin::backend::cpu {
@@ -105,11 +106,13 @@ void CpuKvOps::enqueue_merge(std::span<const MergeItem> items,
   check_f32(out);
   SPIN_CHECK(q_heads > 0 && head_dim > 0 && out.cols == q_heads * head_dim);
   for (const MergeItem& item : items) SPIN_CHECK(item.row < static_cast<uint64_t>(out.rows));
-  stream.enqueue_task([items = copy_of(items), q_heads, head_dim, out] {
-    for (const MergeItem& item : items) {
-      float* row = static_cast<float*>(out.data) + static_cast<int64_t>(item.row) * out.row_stride;
-      merge_part(item, q_heads, head_dim, row);
-    }
+  stream.enqueue_task([this, items = copy_of(items), q_heads, head_dim, out] {
+    const uint64_t bytes = items.size() * static_cast<uint64_t>(q_heads * head_dim) * sizeof(float);
+    loop(pool_, items.size(), bytes > kSmallBytes, [&](size_t i) {
+      float* row =
+          static_cast<float*>(out.data) + static_cast<int64_t>(items[i].row) * out.row_stride;
+      merge_part(items[i], q_heads, head_dim, row);
+    });
     return ok_status();
   });
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "backend/cpu/kv_pages.h"
+#include "backend/cpu/small_loop.h"
 #include "base/checked_math.h"
 #include "layout/residency.h"
 
@@ -21,9 +22,7 @@ using layout::kNoEntry;
 using layout::kNoPage;
 using layout::kNoSlot;
 
-// Below so many pages looked up or bytes copied, waking other threads takes longer than the work.
-constexpr uint64_t kSerialPages = 512;
-constexpr uint64_t kSerialBytes = 64 << 10;
+constexpr uint64_t kSmallLists = 512;       // pages that one thread looks up
 constexpr uint64_t kChunkBytes = 32 << 10;  // that one task copies
 
 // One page to bring; zeros when `from` is null.
@@ -159,8 +158,8 @@ class Retrieve {
     const uint64_t wanted = first_copy_.back();
     copies_.resize(wanted);
     scratch_.resize(2 * wanted);
-    for_each(results_.size(), wanted > kSerialPages,
-             [this](size_t i) { results_[i] = update_head(head_call(i), pool_); });
+    loop(threads_, results_.size(), wanted > kSmallLists,
+         [this](size_t i) { results_[i] = update_head(head_call(i), pool_); });
     for (size_t i = 0; i < results_.size(); ++i) {
       const RetrieveItem& item = items_[i / kv_heads_];
       if (results_[i].is_too_small) {
@@ -176,16 +175,6 @@ class Retrieve {
   }
 
  private:
-  // Serially or on all threads.
-  template <typename Body>
-  void for_each(size_t count, bool is_large, const Body& body) {
-    if (is_large) {
-      threads_.parallel_for(count, [&body](size_t i, uint32_t) { body(i); });
-    } else {
-      for (size_t i = 0; i < count; ++i) body(i);
-    }
-  }
-
   HeadCall head_call(size_t index) {
     const RetrieveItem& item = items_[index / kv_heads_];
     const uint64_t h = index % kv_heads_;
@@ -216,7 +205,7 @@ class Retrieve {
     }
     const uint64_t page_bytes = pool_.fast.geometry.page_bytes();
     const uint64_t chunk = std::max<uint64_t>(1, kChunkBytes / page_bytes);
-    for_each(base::ceil_div(count, chunk), count * page_bytes > kSerialBytes, [&](size_t c) {
+    loop(threads_, base::ceil_div(count, chunk), count * page_bytes > kSmallBytes, [&](size_t c) {
       const uint64_t end = std::min(count, (c + 1) * chunk);
       for (uint64_t i = c * chunk; i < end; ++i) {
         const Copy& copy = copies_[i];

@@ -7,6 +7,7 @@
 
 #include "backend/cpu/kv_pages.h"
 #include "backend/cpu/place.h"
+#include "backend/cpu/small_loop.h"
 #include "base/bf16.h"
 #include "layout/residency.h"
 
@@ -132,11 +133,11 @@ bool repack_head(const RepackTailItem& item, uint32_t h, const TieredPoolRef& po
   return true;
 }
 
-// Runs body(index) -> bool; whether all were true.
+// Runs body(index) -> bool for every head of every item; whether all were true.
 template <typename Body>
-Status for_heads(size_t count, base::ThreadPool& threads, const Body& body) {
+Status for_heads(size_t count, bool is_large, base::ThreadPool& threads, const Body& body) {
   std::atomic<bool> failed = false;
-  threads.parallel_for(count, [&](size_t i, uint32_t) {
+  loop(threads, count, is_large, [&](size_t i) {
     if (!body(i)) failed.store(true, std::memory_order_relaxed);
   });
   return failed.load(std::memory_order_relaxed) ? no_place() : ok_status();
@@ -150,7 +151,10 @@ Status run_tail_append(const TensorRef& k,
                        const TieredPoolRef& pool,
                        base::ThreadPool& threads) {
   const uint32_t heads = pool.fast.geometry.kv_heads;
-  threads.parallel_for(items.size() * heads, [&](size_t i, uint32_t) {
+  uint64_t tokens = 0;
+  for (const TailAppendItem& item : items) tokens += item.tokens;
+  const bool is_large = tokens * heads * 2 * pool.fast.geometry.row_bytes() > kSmallBytes;
+  loop(threads, items.size() * heads, is_large, [&](size_t i) {
     append_head(items[i / heads], static_cast<uint32_t>(i % heads), k, v, pool.fast);
   });
   return ok_status();
@@ -160,7 +164,10 @@ Status run_seal(std::span<const SealItem> items,
                 const TieredPoolRef& pool,
                 base::ThreadPool& threads) {
   const uint32_t heads = pool.fast.geometry.kv_heads;
-  return for_heads(items.size() * heads, threads, [&](size_t i) {
+  uint64_t pages = 0;
+  for (const SealItem& item : items) pages += item.pages;
+  const bool is_large = pages * heads * pool.fast.geometry.page_bytes() > kSmallBytes;
+  return for_heads(items.size() * heads, is_large, threads, [&](size_t i) {
     return seal_head(items[i / heads], static_cast<uint32_t>(i % heads), pool);
   });
 }
@@ -168,7 +175,7 @@ Status run_seal(std::span<const SealItem> items,
 Status run_repack_tail(const RepackTailItem& item,
                        const TieredPoolRef& pool,
                        base::ThreadPool& threads) {
-  return for_heads(pool.fast.geometry.kv_heads, threads,
+  return for_heads(pool.fast.geometry.kv_heads, true, threads,
                    [&](size_t h) { return repack_head(item, static_cast<uint32_t>(h), pool); });
 }
 
