@@ -192,7 +192,7 @@ class World {
       head.extents = &layer.extents[h * extents];
       head.owner = 7;
       head.lease_pages = lease_;
-      head.table_mask = static_cast<uint32_t>(table_size - 1);
+      head.table_size = static_cast<uint32_t>(table_size);
       head.extent_count = extents;
       layout::clear_residency(head, 0);
       for (uint32_t e = 0; e < extents; ++e) {

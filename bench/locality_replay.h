@@ -58,7 +58,7 @@ class BucketedCache {
     head_.stamps = stamps_.data();
     head_.table = table_.data();
     head_.lease_pages = static_cast<uint32_t>(pages);
-    head_.table_mask = static_cast<uint32_t>(table_.size() - 1);
+    head_.table_size = static_cast<uint32_t>(table_.size());
     layout::clear_residency(head_, 0);
   }
 

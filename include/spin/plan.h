@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a model, a context, a batch and an algorithm take in each tier, before anything is loaded:
-// every table and buffer with its bytes, beside the flat layouts they replace, and how many requests
-// fit. The sizes are those that the engine allocates (tests compare them).
-// Thread: pure functions over the model's configuration file.
+// every table and buffer with its bytes, beside the flat layouts they replace, and how many
+// requests fit. The sizes are those that the engine allocates (tests compare them). Thread: pure
+// functions over the model's configuration file.
 #pragma once
 
 #include <cstdint>

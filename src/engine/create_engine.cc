@@ -9,15 +9,17 @@
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "backend/cpu/cpu_device.h"
+#include "base/checked_math.h"
 #include "base/memory_guard.h"
 #include "engine/decoder_runner.h"
 #include "engine/engine_impl.h"
 #include "engine/layer_prefill.h"
 #include "engine/memory_budget.h"
 #include "engine/side_weights.h"
-#include "kv/page_store.h"
+#include "kv/table_bytes.h"
 #include "model/load.h"
 #include "model/memory_plan.h"
 #include "model/rope.h"
@@ -146,6 +148,11 @@ void fill_info(const EngineOptions& options,
 }
 
 // Most tokens of a prompt that goes through the staging buffer.
+uint32_t extent_pages(const EngineOptions& options, const model::ModelConfig& config) {
+  const uint64_t length = options.max_model_len != 0 ? options.max_model_len : config.max_positions;
+  return kv::extent_pages_for(base::ceil_div<uint64_t>(length, options.page_tokens));
+}
+
 uint64_t staged_tokens(const EngineOptions& options, const model::ModelConfig& config) {
   if (options.sparse.empty()) return 0;
   const uint64_t length = options.max_model_len != 0 ? options.max_model_len : config.max_positions;
@@ -158,7 +165,7 @@ Result<KvBudget> plan_memory(const EngineOptions& options,
                              const backend::Device& device) {
   BudgetQuestion question;
   question.geometry = config.kv_geometry(options.page_tokens, dtype);
-  question.extent_pages = kv::PageStoreOptions{}.extent_pages;
+  question.extent_pages = extent_pages(options, config);
   question.model_positions = config.max_positions;
   question.memory_bytes = device.properties().memory_bytes;
   question.weight_bytes = model::weight_bytes(config, dtype);
@@ -226,8 +233,11 @@ Result<std::unique_ptr<ModelRunner>> load_runner(const EngineOptions& options,
     runner.sparse = true;
     runner.max_prompt_tokens = budget.max_model_len;
     runner.host_bytes = budget.host_bytes;
+    runner.extent_pages = extent_pages(options, files.config);
     runner.index_bytes = budget.index_bytes;
     runner.buffer_ratio = options.kv_buffer_ratio;
+    runner.selection_trace = options.selection_trace;
+    runner.trace_settings = fmt::format("{}", fmt::join(parts.info.sparse, " "));
     parts.info.staging_bytes =
         LayerPrefill::fast_bytes(files.config, runner.geometry, budget.max_model_len);
   }

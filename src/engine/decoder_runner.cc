@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include <spdlog/spdlog.h>
+
 #include "base/check.h"
 #include "base/memory_guard.h"
 #include "engine/layer_prefill.h"
@@ -29,6 +31,10 @@ class DecoderRunner final : public ModelRunner {
   ~DecoderRunner() override {
     // After a failed step work may still be queued, and it uses what is destroyed next.
     if (stream_) static_cast<void>(stream_->wait_idle());
+    if (trace_ == nullptr) return;
+    if (const Status status = trace_->close(); !status.ok()) {
+      spdlog::warn("{}", status.message());
+    }
   }
 
   Status prepare() {
@@ -36,6 +42,7 @@ class DecoderRunner final : public ModelRunner {
     store.geometry = options_.geometry;
     store.fast_pages = options_.kv_pages;
     store.host_bytes = options_.host_bytes;
+    store.extent_pages = options_.extent_pages;
     auto made = kv::PageStore::create(device_, store);
     if (!made.ok()) return made.status().with_context("KV cache");
     store_ = std::move(*made);
@@ -44,7 +51,14 @@ class DecoderRunner final : public ModelRunner {
     sequences.index_bytes = options_.index_bytes;
     sequences.buffer_ratio = options_.buffer_ratio;
     sequences_.emplace(*store_, sequences);
-    attention_.emplace(*store_, sequences.shape);
+    if (!options_.selection_trace.empty()) {
+      const layout::KvGeometry& geometry = options_.geometry;
+      SPIN_ASSIGN_OR_RETURN(
+          trace_, sparse::SelectionRecorder::create(
+                      options_.selection_trace, {geometry.layers, geometry.kv_heads,
+                                                 geometry.page_tokens, options_.trace_settings}));
+    }
+    attention_.emplace(*store_, sequences.shape, trace_.get());
     if (options_.sparse) {
       SPIN_ASSIGN_OR_RETURN(prefill_, LayerPrefill::create(device_, *decoder_, options_.geometry,
                                                            options_.max_prompt_tokens));
@@ -263,6 +277,7 @@ class DecoderRunner final : public ModelRunner {
   DecoderRunnerOptions options_;
   std::unique_ptr<kv::PageStore> store_;
   std::optional<SequenceStore> sequences_;
+  std::unique_ptr<sparse::SelectionRecorder> trace_;  // null: selections are not recorded
   std::optional<SparseAttention> attention_;
   std::unique_ptr<LayerPrefill> prefill_;     // null without sparse sequences
   std::optional<SequenceHandle> prefilling_;  // whose prompt it works on

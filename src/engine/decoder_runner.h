@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "backend/device.h"
 #include "engine/model_runner.h"
@@ -25,8 +26,11 @@ struct DecoderRunnerOptions {
   bool sparse = false;
   uint64_t max_prompt_tokens = 0;  // of a sparse sequence
   uint64_t host_bytes = 0;
+  uint32_t extent_pages = 32;  // of the host tier
   uint64_t index_bytes = 0;
   std::optional<double> buffer_ratio;
+  std::string selection_trace;  // file for the selections of sparse sequences; "": none
+  std::string trace_settings;   // what its header says of the algorithms
 };
 
 // Memory that the runner takes beside weights, workspace and KV: the step's inputs and logits.

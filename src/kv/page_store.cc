@@ -189,7 +189,7 @@ Status audit_head(const Impl& impl, uint32_t layer, uint32_t h, std::vector<bool
   }
   if (pages.is_flat()) return ok_status();
   uint32_t listed = 0;
-  for (uint64_t i = 0; i <= pages.table_mask; ++i) listed += pages.table[i] != 0;
+  for (uint32_t i = 0; i < pages.table_size; ++i) listed += pages.table[i] != 0;
   uint32_t resident = 0;
   for (uint32_t i = 0; i < pages.lease_pages; ++i) {
     if (pages.pages[i] == kNoPage) continue;

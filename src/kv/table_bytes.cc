@@ -5,11 +5,16 @@
 #include <bit>
 
 #include "base/checked_math.h"
+#include "layout/residency.h"
 
 namespace spin::kv {
 
-uint64_t look_up_slots(uint64_t lease_pages) {
-  return std::bit_ceil(std::max<uint64_t>(2 * lease_pages, 2));
+uint32_t extent_pages_for(uint64_t pages_per_head) {
+  constexpr uint64_t kLeast = 32;
+  constexpr uint64_t kMost = 256;
+  constexpr uint64_t kExtents = 128;
+  return static_cast<uint32_t>(
+      std::clamp(std::bit_ceil(base::ceil_div(pages_per_head, kExtents)), kLeast, kMost));
 }
 
 TableBytes table_bytes(const layout::KvGeometry& geometry,
@@ -25,7 +30,7 @@ TableBytes table_bytes(const layout::KvGeometry& geometry,
     bytes.leases += entries * sizeof(uint32_t);
     if (!flat) {
       bytes.leases += entries * sizeof(uint32_t);
-      bytes.look_up += look_up_slots(entries) * sizeof(uint32_t);
+      bytes.look_up += layout::residency_table_size(entries) * sizeof(uint32_t);
       bytes.stamps += entries;
     }
     if (has_host) {

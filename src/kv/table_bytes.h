@@ -20,8 +20,10 @@ struct TableBytes {
   uint64_t total() const { return heads + leases + look_up + stamps + directory; }
 };
 
-// Slots of the look-up table of a head that leases `lease_pages`.
-uint64_t look_up_slots(uint64_t lease_pages);
+// Pages of a host extent for contexts of up to `pages_per_head` pages: a power of two from 32 to
+// 256, near 1/128 of them, so that a directory stays short and a half-used last extent costs
+// little.
+uint32_t extent_pages_for(uint64_t pages_per_head);
 
 // Of a sequence of `shape` whose heads lease `lease_pages` (all pages where that covers them, and
 // in dense layers); with a directory when `has_host`.

@@ -98,8 +98,8 @@ Result<LeaseTables> TieredSequence::Impl::make_tables(uint64_t lease) const {
     pages.pages = words;
     words += pages.lease_pages;
     pages.table = words;
-    words += look_up_slots(pages.lease_pages);
-    pages.table_mask = static_cast<uint32_t>(look_up_slots(pages.lease_pages) - 1);
+    pages.table_size = static_cast<uint32_t>(layout::residency_table_size(pages.lease_pages));
+    words += pages.table_size;
   }
   auto* stamps = reinterpret_cast<uint8_t*>(words);
   for (uint64_t i = 0; i < head_count(); ++i) {

@@ -37,14 +37,14 @@ struct HeadPages {
   uint32_t* slots = nullptr;  // [lease_pages] pool slot; kNoSlot only in the flat form (hole)
   uint32_t* pages = nullptr;  // [lease_pages] page id or kNoPage; null when flat
   uint8_t* stamps = nullptr;  // [lease_pages]; null when flat
-  uint32_t* table = nullptr;  // [table_mask + 1] entry + 1, or 0 for none; null when flat
+  uint32_t* table = nullptr;  // [table_size] entry + 1, or 0 for none; null when flat
   // Host address of extent e (pages [e * S, (e + 1) * S)), 0 where there is none; null when the
   // sequence has no host pages.
   uint64_t* extents = nullptr;  // [extent_count]
   uint64_t owner = 0;           // written into and checked against host page tags
   uint32_t lease_pages = 0;
   uint32_t pinned_entries = 0;
-  uint32_t table_mask = 0;  // table size - 1, a power of two minus one
+  uint32_t table_size = 0;  // twice the lease at least (residency_table_size)
   uint32_t extent_count = 0;
   uint8_t swept_epoch = 0;
 

@@ -16,23 +16,26 @@ namespace spin::layout {
 
 inline constexpr uint32_t kNoEntry = 0xFFFF'FFFF;
 
-// Table size for a lease: a power of two, load at most 0.5.
+// Table size for a lease: load at most 0.5, any number, so that a table is no larger than that.
 SPIN_HOST_DEVICE constexpr uint64_t residency_table_size(uint64_t lease_pages) {
-  uint64_t size = 2;
-  while (size < 2 * lease_pages) size *= 2;
-  return size;
+  return lease_pages < 1 ? 2 : 2 * lease_pages;
 }
 
 // ---- The table. `pages` of an entry changes only between erase and insert.
 
 SPIN_HOST_DEVICE inline uint32_t table_home(const HeadPages& head, uint32_t page) {
   const uint32_t hash = page * 0x9E37'79B1u;  // 2^32 / golden ratio
-  return (hash ^ (hash >> 16)) & head.table_mask;
+  // The hash as a fraction of 2^32, times the size: no division, any size.
+  return static_cast<uint32_t>((uint64_t{hash} * head.table_size) >> 32);
+}
+
+SPIN_HOST_DEVICE inline uint32_t next_place(const HeadPages& head, uint32_t at) {
+  return at + 1 == head.table_size ? 0 : at + 1;
 }
 
 // Entry that holds `page`, or kNoEntry.
 SPIN_HOST_DEVICE inline uint32_t find_entry(const HeadPages& head, uint32_t page) {
-  for (uint32_t at = table_home(head, page);; at = (at + 1) & head.table_mask) {
+  for (uint32_t at = table_home(head, page);; at = next_place(head, at)) {
     const uint32_t value = head.table[at];
     if (value == 0) return kNoEntry;
     if (head.pages[value - 1] == page) return value - 1;
@@ -42,20 +45,23 @@ SPIN_HOST_DEVICE inline uint32_t find_entry(const HeadPages& head, uint32_t page
 // Requires: pages[entry] is set and not in the table.
 SPIN_HOST_DEVICE inline void insert_entry(HeadPages& head, uint32_t entry) {
   uint32_t at = table_home(head, head.pages[entry]);
-  while (head.table[at] != 0) at = (at + 1) & head.table_mask;
+  while (head.table[at] != 0) at = next_place(head, at);
   head.table[at] = entry + 1;
 }
 
 // Requires: pages[entry] is in the table. Later members of its run move up, so that no tombstones
 // are needed.
 SPIN_HOST_DEVICE inline void erase_entry(HeadPages& head, uint32_t entry) {
-  const uint32_t mask = head.table_mask;
+  // Places from `from` forward to `to`.
+  const auto distance = [&head](uint32_t from, uint32_t to) {
+    return to >= from ? to - from : to + head.table_size - from;
+  };
   uint32_t hole = table_home(head, head.pages[entry]);
-  while (head.table[hole] != entry + 1) hole = (hole + 1) & mask;
-  for (uint32_t at = (hole + 1) & mask; head.table[at] != 0; at = (at + 1) & mask) {
+  while (head.table[hole] != entry + 1) hole = next_place(head, hole);
+  for (uint32_t at = next_place(head, hole); head.table[at] != 0; at = next_place(head, at)) {
     const uint32_t home = table_home(head, head.pages[head.table[at] - 1]);
     // It may move into the hole unless its home lies behind the hole.
-    if (((at - home) & mask) < ((at - hole) & mask)) continue;
+    if (distance(home, at) < distance(hole, at)) continue;
     head.table[hole] = head.table[at];
     hole = at;
   }
@@ -72,7 +78,7 @@ SPIN_HOST_DEVICE inline void set_entry(HeadPages& head, uint32_t entry, uint32_t
 
 // All entries are empty, as of `epoch`. Slots stay.
 SPIN_HOST_DEVICE inline void clear_residency(HeadPages& head, uint8_t epoch) {
-  for (uint64_t i = 0; i <= head.table_mask; ++i) head.table[i] = 0;
+  for (uint32_t i = 0; i < head.table_size; ++i) head.table[i] = 0;
   for (uint32_t i = 0; i < head.lease_pages; ++i) {
     head.pages[i] = kNoPage;
     head.stamps[i] = static_cast<uint8_t>(epoch - 1);

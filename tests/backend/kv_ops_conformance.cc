@@ -96,7 +96,7 @@ TieredHeads KvOpsConformance::make_heads(const LeaseShape& shape,
     head.pages = heads.pages.device.as<uint32_t>() + h * shape.lease;
     head.stamps = heads.stamps.device.as<uint8_t>() + h * shape.lease;
     head.table = heads.table.device.as<uint32_t>() + h * heads.table_size;
-    head.table_mask = heads.table_size - 1;
+    head.table_size = heads.table_size;
   }
   heads.heads.device = upload<layout::HeadPages>(heads.heads.host);
   return heads;
