@@ -17,8 +17,8 @@ import sys
 
 program, page = sys.argv[1], pathlib.Path(sys.argv[2])
 text = page.read_text(encoding="utf-8")
-for command in ("spin", "generate", "serve", "inspect"):
-    arguments = ["--help"] if command == "spin" else [command, "--help"]
+for command in ("spin", "generate", "serve", "eval", "eval ruler", "eval ppl", "eval agreement", "inspect"):
+    arguments = ["--help"] if command == "spin" else [*command.split(), "--help"]
     help_text = subprocess.run([program, *arguments], check=True, capture_output=True, text=True).stdout
     block = f"<!-- help {command} -->\n```text\n{help_text}```\n<!-- end -->"
     pattern = re.compile(rf"<!-- help {command} -->.*?<!-- end -->", re.S)
