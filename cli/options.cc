@@ -104,6 +104,11 @@ void add_sparse_flags(FlagTable& table, EngineOptions& options) {
                  "auto"},
                 "auto, or a number from 0 to 1000",
                 [&options](std::string_view text) { return parse_buffer_ratio(text, options); });
+  table.add_text({"selection-trace", "PATH",
+                  "File to which the pages are recorded that sparse requests select in every step; "
+                  "spin_locality_bench reads it",
+                  "none"},
+                 options.selection_trace, {1, kMaxPathBytes});
 }
 
 void add_log_level(FlagTable& table, LogLevel& level) {

@@ -54,6 +54,9 @@ struct EngineOptions {
   // Sparse attention that requests may use, "NAME[:key=value,...]"; the first is the default,
   // "dense" is none. Empty: all requests are dense.
   std::vector<std::string> sparse;
+  // File to which the pages are recorded that sparse requests select in every step, for studies of
+  // locality (docs/testing.md); "": none. An existing file is replaced.
+  std::string selection_trace;
   // Tokens of one page (8, 16, 32 or 64).
   uint32_t page_tokens = 8;
   // Requests waiting beyond the running set; more are refused (HTTP 429).

@@ -71,6 +71,10 @@ Status check_engine_options(const EngineOptions& options) {
                                       kMaxBufferRatio, *options.kv_buffer_ratio),
                           "kv_buffer_ratio");
   }
+  if (options.sparse.empty() && !options.selection_trace.empty()) {
+    return invalid_option("selection_trace needs sparse attention: dense requests select nothing",
+                          "selection_trace");
+  }
   if (options.sparse.empty() && options.host_memory_bytes > 0) {
     return invalid_option(
         "host_memory_bytes needs sparse attention: dense requests read all their "

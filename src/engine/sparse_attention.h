@@ -30,8 +30,11 @@ struct DenseRows {
 
 class SparseAttention final : public model::AttentionPort {
  public:
-  SparseAttention(kv::PageStore& store, const sparse::ModelShape& shape)
-      : store_(store), layers_(shape.geometry.layers), pipeline_(store, shape, nullptr) {}
+  // `trace`: null, or where selections are recorded; it outlives the steps' work.
+  SparseAttention(kv::PageStore& store,
+                  const sparse::ModelShape& shape,
+                  sparse::SelectionRecorder* trace = nullptr)
+      : store_(store), layers_(shape.geometry.layers), pipeline_(store, shape, trace) {}
 
   // Describes a step to the kernels. Requires: each sequence has begun the step; no row belongs to
   // two of them. `progress` is called in stream order after each layer's attention; it lives until

@@ -178,6 +178,8 @@ TEST(Options, SparseAttentionReachesTheEngine) {
   EXPECT_THAT(engine.sparse, ElementsAre("quest:budget=64,block=16", "dense"));
   EXPECT_EQ(engine.host_memory_bytes, 3ull << 30);
   EXPECT_EQ(engine.kv_buffer_ratio, 1.5);
+  EXPECT_EQ(engine.selection_trace, "");
+  EXPECT_EQ(generate({"--selection-trace=t"}).engine.selection_trace, "t");
   EXPECT_EQ(serve({"--kv-buffer-ratio=0"}).engine.kv_buffer_ratio, 0.0);
   EXPECT_EQ(serve({"--kv-buffer-ratio=2", "--kv-buffer-ratio=auto"}).engine.kv_buffer_ratio,
             std::nullopt);

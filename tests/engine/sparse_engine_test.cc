@@ -14,6 +14,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "sparse/selection_trace.h"
 #include "spin/engine.h"
 #include "tests/engine/fake_support.h"
 #include "tests/engine/recording_sink.h"
@@ -152,6 +153,34 @@ TEST_F(SparseEngine, FastMemoryNeverChangesABit) {
     }
     EXPECT_EQ(after.sparse.lease_pages + after.sparse.table_bytes + after.sparse.summary_bytes, 0u);
   }
+}
+
+TEST_F(SparseEngine, SelectionsAreRecordedToAFileAndChangeNothing) {
+  const auto plain = open_engine(options("quest:budget=64,dense_layers=1"));
+  ASSERT_NE(plain, nullptr);
+  const Scored expected = scored(run_request(*plain, greedy(prompt_of(kPrompt, 1), kOutput)));
+  EngineOptions recorded = options("quest:budget=64,dense_layers=1");
+  recorded.selection_trace = (dir_.path() / "trace").string();
+  auto engine = open_engine(recorded);
+  ASSERT_NE(engine, nullptr);
+  EXPECT_EQ(scored(run_request(*engine, greedy(prompt_of(kPrompt, 1), kOutput))), expected);
+  const uint64_t selections = engine->stats().sparse.selections;
+  engine.reset();
+  const auto trace = sparse::parse_selection_trace(testing::read_file(recorded.selection_trace));
+  ASSERT_TRUE(trace.ok()) << trace.status().to_string();
+  EXPECT_EQ(trace->header.settings.rfind("quest:budget=64", 0), 0u) << trace->header.settings;
+  EXPECT_EQ(trace->header.layers, 3u);
+  EXPECT_EQ(trace->header.page_tokens, 8u);
+  uint64_t sparse_records = 0;
+  for (const sparse::SelectionRecord& record : trace->records) {
+    if (record.layer == 0) continue;  // dense
+    ++sparse_records;
+    EXPECT_EQ(record.pages.size(), 64u / 8) << record.step;
+  }
+  EXPECT_EQ(sparse_records, selections);
+
+  recorded.selection_trace = (dir_.path() / "no folder" / "trace").string();
+  EXPECT_EQ(create_engine(recorded).status().code(), StatusCode::kIoError);
 }
 
 TEST_F(SparseEngine, ABudgetOfTheWholeContextIsDenseAttention) {
@@ -439,6 +468,9 @@ TEST_F(SparseEngine, StartRefusesWhatItCannotDo) {
   alone.sparse.clear();
   alone.host_memory_bytes = 1 << 20;
   EXPECT_EQ(create_engine(alone).status().param(), "host_memory_bytes");
+  alone.host_memory_bytes = 0;
+  alone.selection_trace = "trace";
+  EXPECT_EQ(create_engine(alone).status().param(), "selection_trace");
   EngineOptions ratio = options("quest");
   ratio.kv_buffer_ratio = -1;
   EXPECT_EQ(create_engine(ratio).status().param(), "kv_buffer_ratio");
