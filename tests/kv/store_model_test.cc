@@ -140,8 +140,8 @@ class Model {
     if (sequence.is_full() || sequence.kv().residence() == Residence::kDemoted) return "";
     if (below(random_, 20) == 0) {
       ++happened_.dropped;
-      sequence.begin_step();
-      sequence.kv().drop_step();
+      const std::string error = sequence.dropped_step(random_);
+      if (!error.empty() || below(random_, 2) == 0) return error;  // or it is done again
     }
     ++happened_.steps;
     happened_.operations += 2 + 2 * rig_.geometry().layers;  // append and retrieve; begin, commit

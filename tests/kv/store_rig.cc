@@ -270,6 +270,26 @@ std::string RigSequence::prompt(uint64_t tokens, Random& random) {
 
 // ---- Steps.
 
+void RigSequence::enqueue_check_tail(uint32_t layer) {
+  const layout::PagedTokens tail = kv_->tail_tokens(layer);
+  const uint64_t first = kv_->tail_first_token(layer);
+  rig_.stream().enqueue_host([this, layer, tail, first] {
+    std::vector<float> row(tail.geometry.head_dim);
+    for (uint32_t head = 0; head < tail.geometry.kv_heads; ++head) {
+      for (uint64_t token = 0; token < tail.tokens; ++token) {
+        for (const bool value : {false, true}) {
+          rig_.fill_row(seed_, layer, head, value, first + token, row.data());
+          const std::byte* found = value ? tail.value(head, token) : tail.key(head, token);
+          if (std::memcmp(found, row.data(), tail.geometry.row_bytes()) == 0) continue;
+          tail_error_ =
+              fmt::format("token {} of layer {} head {} is not what the tail's view shows",
+                          first + token, layer, head);
+        }
+      }
+    }
+  });
+}
+
 void RigSequence::leave_tail(uint32_t layer, Random& random) {
   const layout::KvGeometry& geometry = rig_.geometry();
   const uint64_t p = geometry.page_tokens;
@@ -355,7 +375,7 @@ void RigSequence::select(uint32_t layer, Random& random) {
   rig_.device().kv_ops().enqueue_retrieve(items, rig_.store().ref(), rig_.stream());
 }
 
-void RigSequence::enqueue_layer(uint32_t layer, Random& random) {
+void RigSequence::enqueue_layer(uint32_t layer, Random& random, bool may_leave_tail) {
   const layout::KvGeometry& geometry = rig_.geometry();
   LayerBuffers& buffers = layers_[layer];
   const uint64_t token = tokens();
@@ -374,7 +394,9 @@ void RigSequence::enqueue_layer(uint32_t layer, Random& random) {
   const backend::TailAppendItem items[] = {kv_->append_item(layer, 0)};
   rig_.device().kv_ops().enqueue_tail_append(tensor(buffers.k), tensor(buffers.v), items,
                                              rig_.store().ref(), rig_.stream());
-  leave_tail(layer, random);
+  enqueue_check_tail(layer);
+  if (may_leave_tail) leave_tail(layer, random);
+  enqueue_check_tail(layer);
   select(layer, random);
 }
 
@@ -417,13 +439,24 @@ std::string RigSequence::finish_step() {
   misses_ += counters.misses;
   evictions_ += counters.evictions;
   faults_ += counters.faults;
-  std::string error;
+  std::string error = tail_error_;
   if (counters.faults > 0) error = fmt::format("{} pages were not on the host", counters.faults);
   for (uint32_t layer = 0; error.empty() && layer < rig_.geometry().layers; ++layer) {
     error = compare(layer);
   }
   kv_->commit_step();
   return error;
+}
+
+std::string RigSequence::dropped_step(Random& random) {
+  begin_step();
+  for (uint32_t layer = 0; layer < rig_.geometry().layers; ++layer) {
+    enqueue_layer(layer, random, false);
+  }
+  const Status ran = rig_.stream().wait_idle();
+  if (!ran.ok()) return ran.to_string();
+  kv_->drop_step();
+  return "";
 }
 
 std::string RigSequence::step(Random& random) {

@@ -97,8 +97,10 @@ class RigSequence {
 
   // The parts of a step, for tests that interleave them.
   void begin_step() { kv_->begin_step(1); }
-  void enqueue_layer(uint32_t layer, Random& random);
+  void enqueue_layer(uint32_t layer, Random& random, bool may_leave_tail = true);
   std::string finish_step();
+  // A step whose work has run, in which nothing leaves the tail, and which then does not count.
+  std::string dropped_step(Random& random);
 
  private:
   using Tokens = std::vector<uint64_t>;  // positions, in the order of the page's rows
@@ -133,6 +135,8 @@ class RigSequence {
                                   uint64_t first_token_id,
                                   uint32_t first_page,
                                   Random& random);
+  // Reads the tail as an index does: through the view, when the stream comes to it.
+  void enqueue_check_tail(uint32_t layer);
   void leave_tail(uint32_t layer, Random& random);
   void select(uint32_t layer, Random& random);
   std::string compare(uint32_t layer) const;
@@ -151,6 +155,7 @@ class RigSequence {
   std::vector<uint32_t> pin_ids_, pin_counts_;
   std::vector<uint8_t> pin_tokens_;
   std::vector<LayerBuffers> layers_;
+  std::string tail_error_;  // written by the stream
   uint64_t faults_ = 0, hits_ = 0, misses_ = 0, evictions_ = 0, left_tail_ = 0;
 };
 
