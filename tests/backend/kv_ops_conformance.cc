@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fixture; the tests are in kv_page_ops_conformance.cc and list_attention_conformance.cc.
+// The fixture; the tests are in kv_page_ops_, kv_place_ and kv_resize_conformance.cc.
 #include "tests/backend/kv_ops_conformance.h"
 
 #include "base/bf16.h"
@@ -8,11 +8,8 @@
 #include "layout/residency.h"
 
 namespace spin::testing {
-namespace {
 
 using layout::kNoPage;
-
-}  // namespace
 
 layout::HeadPages TieredHeads::view(uint32_t h) {
   layout::HeadPages head = heads.host[h];
