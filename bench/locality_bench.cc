@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Hit ratios of recorded selections over buffer sizes, by cache policy:
 //
-//   spin_locality_bench [--json] TRACE    a file of `spin ... --selection-trace FILE`
-//   spin_locality_bench [--json] --zipf   a made-up trace with wandering popularity
+//   spin_locality_bench [--json] (TRACE | --zipf)...
+//
+// TRACE: a file of `spin generate --selection-trace FILE`; --zipf: a made-up trace with wandering
+// popularity. --json prints what tools/plot_lines.py draws.
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -38,26 +42,51 @@ std::vector<Row> measure(const std::vector<HeadSteps>& heads) {
   return rows;
 }
 
-void print_table(std::string_view title, const std::vector<Row>& rows) {
-  fmt::print("{}\n| buffer : mandatory |", title);
+struct Measured {
+  std::string name;
+  std::string settings;
+  size_t heads = 0;
+  size_t steps = 0;  // of all heads
+  std::vector<Row> rows;
+};
+
+Measured measure_heads(std::string name,
+                       std::string settings,
+                       const std::vector<HeadSteps>& heads) {
+  Measured out{std::move(name), std::move(settings), heads.size(), 0, measure(heads)};
+  for (const HeadSteps& head : heads) out.steps += head.size();
+  return out;
+}
+
+void print_table(const Measured& measured) {
+  fmt::print("{} ({}): {} heads, {} steps in all\n| buffer : mandatory |", measured.name,
+             measured.settings, measured.heads, measured.steps);
   for (const auto& [policy, name] : spin::bench::kCachePolicies) fmt::print(" {} |", name);
   fmt::print("\n|---|---|---|---|\n");
-  for (const Row& row : rows) {
+  for (const Row& row : measured.rows) {
     fmt::print("| {} |", row.ratio);
     for (const double hits : row.hit_ratios) fmt::print(" {:.2f} % |", 100 * hits);
     fmt::print("\n");
   }
 }
 
-// `heads` and `steps` are numbers; settings come from a checked file and hold no quotes.
-void print_json(size_t heads, size_t steps, const std::vector<Row>& rows) {
-  fmt::print("{{\"heads\": {}, \"steps\": {}, \"rows\": [", heads, steps);
-  for (size_t i = 0; i < rows.size(); ++i) {
-    fmt::print("{}{{\"ratio\": {}", i == 0 ? "" : ", ", rows[i].ratio);
-    for (size_t p = 0; p < rows[i].hit_ratios.size(); ++p) {
-      fmt::print(", \"{}\": {:.6f}", spin::bench::kCachePolicies[p].second, rows[i].hit_ratios[p]);
+// What tools/plot_lines.py draws; names are of files, without quotes.
+void print_json(const std::vector<Measured>& all) {
+  fmt::print(
+      "{{\"title\": \"Hit ratio by buffer size\", \"x\": \"buffer : mandatory\", "
+      "\"y\": \"hit ratio, %\", \"log_x\": false, \"series\": [");
+  std::string_view separator;
+  for (const Measured& measured : all) {
+    for (size_t p = 0; p < std::size(spin::bench::kCachePolicies); ++p) {
+      fmt::print("{}{{\"name\": \"{} {}\", \"points\": [", separator, measured.name,
+                 spin::bench::kCachePolicies[p].second);
+      for (size_t i = 0; i < measured.rows.size(); ++i) {
+        fmt::print("{}[{}, {:.4f}]", i == 0 ? "" : ", ", measured.rows[i].ratio,
+                   100 * measured.rows[i].hit_ratios[p]);
+      }
+      fmt::print("]}}");
+      separator = ", ";
     }
-    fmt::print("}}");
   }
   fmt::print("]}}\n");
 }
@@ -71,43 +100,37 @@ std::string read_whole(const std::string& path) {
 
 int main(int argc, char** argv) {
   bool json = false;
-  bool zipf = false;
-  std::string path;
+  std::vector<Measured> all;
   for (int i = 1; i < argc; ++i) {
-    const std::string_view argument = argv[i];
+    const std::string argument = argv[i];
     if (argument == "--json") {
       json = true;
-    } else if (argument == "--zipf") {
-      zipf = true;
-    } else {
-      path = argument;
+      continue;
     }
-  }
-  if (zipf == !path.empty()) {
-    fmt::print(stderr, "usage: {} [--json] TRACE | --zipf\n", argv[0]);
-    return 2;
-  }
-  std::vector<HeadSteps> heads;
-  std::string title = "zipf";
-  if (zipf) {
-    for (uint64_t seed = 1; seed <= 8; ++seed)
-      heads.push_back(spin::bench::zipf_steps({.seed = seed}));
-  } else {
-    const auto trace = spin::sparse::parse_selection_trace(read_whole(path));
+    if (argument == "--zipf") {
+      std::vector<HeadSteps> heads;
+      for (uint64_t seed = 1; seed <= 8; ++seed) {
+        heads.push_back(spin::bench::zipf_steps({.seed = seed}));
+      }
+      all.push_back(measure_heads("zipf", "made up", heads));
+      continue;
+    }
+    const auto trace = spin::sparse::parse_selection_trace(read_whole(argument));
     if (!trace.ok()) {
-      fmt::print(stderr, "{}: {}\n", path, trace.status().to_string());
+      fmt::print(stderr, "{}: {}\n", argument, trace.status().to_string());
       return 1;
     }
-    heads = spin::bench::heads_of(*trace);
-    title = trace->header.settings;
+    all.push_back(measure_heads(std::filesystem::path(argument).stem().string(),
+                                trace->header.settings, spin::bench::heads_of(*trace)));
   }
-  size_t steps = 0;
-  for (const HeadSteps& head : heads) steps += head.size();
-  const std::vector<Row> rows = measure(heads);
+  if (all.empty()) {
+    fmt::print(stderr, "usage: {} [--json] (TRACE | --zipf)...\n", argv[0]);
+    return 2;
+  }
   if (json) {
-    print_json(heads.size(), steps, rows);
+    print_json(all);
   } else {
-    print_table(fmt::format("{}: {} heads, {} steps of a head", title, heads.size(), steps), rows);
+    for (const Measured& measured : all) print_table(measured);
   }
   return 0;
 }

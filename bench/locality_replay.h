@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <random>
 #include <set>
@@ -169,7 +170,26 @@ inline HitCounts replay_all(const std::vector<HeadSteps>& heads, CachePolicy pol
   return sum;
 }
 
-// The heads of a trace, each with its steps in order.
+// Drops the pages that every step wants: zones are pinned, and what is always wanted is never
+// evicted; neither tells policies or sizes apart, and both would only raise all ratios.
+inline void drop_constant_pages(HeadSteps& steps) {
+  if (steps.size() < 2) return;
+  std::vector<uint32_t> constant = steps.front();
+  for (const auto& pages : steps) {
+    std::vector<uint32_t> both;
+    std::set_intersection(constant.begin(), constant.end(), pages.begin(), pages.end(),
+                          std::back_inserter(both));
+    constant = std::move(both);
+  }
+  for (auto& pages : steps) {
+    std::vector<uint32_t> left;
+    std::set_difference(pages.begin(), pages.end(), constant.begin(), constant.end(),
+                        std::back_inserter(left));
+    pages = std::move(left);
+  }
+}
+
+// The heads of a trace, each with its steps in order, without constant pages.
 inline std::vector<HeadSteps> heads_of(const sparse::SelectionTrace& trace) {
   std::map<std::tuple<uint32_t, uint32_t, uint32_t>, std::map<uint32_t, std::vector<uint32_t>>> all;
   for (const sparse::SelectionRecord& record : trace.records) {
@@ -179,6 +199,7 @@ inline std::vector<HeadSteps> heads_of(const sparse::SelectionTrace& trace) {
   for (auto& [key, steps] : all) {
     HeadSteps& head = heads.emplace_back();
     for (auto& [step, pages] : steps) head.push_back(std::move(pages));
+    drop_constant_pages(head);
   }
   return heads;
 }

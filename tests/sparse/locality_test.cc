@@ -57,10 +57,11 @@ TEST(Locality, PoliciesDifferWhereTheyShould) {
 TEST(Locality, ATraceIsTakenApartByHeadsInOrderOfSteps) {
   sparse::SelectionTrace trace;
   trace.header = {1, 2, 8, ""};
-  trace.records = {{1, 1, 0, 0, {5}}, {1, 0, 0, 0, {4}}, {1, 0, 0, 1, {6}}, {2, 0, 0, 0, {7}}};
+  trace.records = {
+      {1, 1, 0, 0, {2, 5}}, {1, 0, 0, 0, {2, 4}}, {1, 0, 0, 1, {6}}, {2, 0, 0, 0, {7}}};
   const std::vector<HeadSteps> heads = heads_of(trace);
   ASSERT_EQ(heads.size(), 3u);
-  EXPECT_EQ(heads[0], (HeadSteps{{4}, {5}}));
+  EXPECT_EQ(heads[0], (HeadSteps{{4}, {5}}));  // page 2 is always there
   EXPECT_EQ(heads[1], (HeadSteps{{6}}));
   EXPECT_EQ(heads[2], (HeadSteps{{7}}));
 }
