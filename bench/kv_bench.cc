@@ -87,12 +87,12 @@ class World {
 
   void retrieve() {
     for (Layer& layer : layers_) {
-      const backend::RetrieveItem item{
-          .heads = layer.heads.data(),
-          .wanted = {layer.wanted.data(), layer.tokens.data(), layer.counts.data(), kWanted},
-          .slots = layer.wanted_slots.data(),
-          .counters = layer.counters.data(),
-          .epoch = static_cast<uint8_t>(step_)};
+      backend::RetrieveItem item;
+      item.heads = layer.heads.data();
+      item.wanted = {layer.wanted.data(), layer.tokens.data(), layer.counts.data(), kWanted};
+      item.slots = layer.wanted_slots.data();
+      item.counters = layer.counters.data();
+      item.epoch = static_cast<uint8_t>(step_);
       machine_.device->kv_ops().enqueue_retrieve({&item, 1}, tiers_, *machine_.stream);
     }
     wait();

@@ -327,15 +327,17 @@ std::vector<KvOpsConformance::Retrieved> KvOpsConformance::retrieve(
     out.fetched_counts = upload<uint32_t>(blank);
     out.counters =
         upload<layout::RetrieveCounters>(std::vector<layout::RetrieveCounters>(kv_heads));
-    items.push_back({.heads = call.heads->heads.device.as<layout::HeadPages>(),
-                     .wanted = out.list.view,
-                     .slots = out.slots.as<uint32_t>(),
-                     .fetched = out.fetched.as<uint32_t>(),
-                     .fetched_counts = out.fetched_counts.as<uint32_t>(),
-                     .counters = out.counters.as<layout::RetrieveCounters>(),
-                     .planes = call.planes,
-                     .planes_end = call.planes_end,
-                     .epoch = call.epoch});
+    backend::RetrieveItem item;
+    item.heads = device_heads(*call.heads);
+    item.wanted = out.list.view;
+    item.slots = out.slots.as<uint32_t>();
+    item.fetched = out.fetched.as<uint32_t>();
+    item.fetched_counts = out.fetched_counts.as<uint32_t>();
+    item.counters = out.counters.as<layout::RetrieveCounters>();
+    item.planes = call.planes;
+    item.planes_end = call.planes_end;
+    item.epoch = call.epoch;
+    items.push_back(item);
     outs.push_back(std::move(out));
   }
   kv_ops().enqueue_retrieve(items, tiers_, stream());
