@@ -20,6 +20,7 @@
 #include "backend/tensor.h"
 #include "layout/head_pages.h"
 #include "layout/paged_tokens.h"
+#include "layout/reuse.h"
 
 namespace spin::backend {
 
@@ -51,6 +52,7 @@ struct RetrieveItem {
   layout::RetrieveCounters* counters = nullptr;  // [kv_heads]
   layout::Planes planes = layout::Planes::kKeysAndValues;
   uint32_t planes_end = layout::kNoPage;  // pages from this id on are fetched with all planes
+  layout::ReuseProbe reuse;               // tiered heads only
   uint8_t epoch = 0;
 };
 

@@ -147,6 +147,9 @@ struct Planner {
                       layout::residency_table_size(lease)));
     table("LRU stamps", one.stamps, "1 B a leased page");
     table("directory", one.directory, fmt::format("8 B for {} pages", extent_pages));
+    const kv::GhostLists ghosts = kv::ghost_lists(geometry, shape);
+    table("ghost lists", one.ghosts,
+          fmt::format("{} pages of 4 B in {} of {} heads", ghosts.pages, ghosts.heads, heads()));
   }
 
   void add_host(uint32_t extent_pages) {

@@ -6,6 +6,7 @@
 
 #include "base/checked_math.h"
 #include "layout/residency.h"
+#include "layout/reuse.h"
 
 namespace spin::kv {
 
@@ -15,6 +16,14 @@ uint32_t extent_pages_for(uint64_t pages_per_head) {
   constexpr uint64_t kExtents = 128;
   return static_cast<uint32_t>(
       std::clamp(std::bit_ceil(base::ceil_div(pages_per_head, kExtents)), kLeast, kMost));
+}
+
+GhostLists ghost_lists(const layout::KvGeometry& geometry, const SequenceShape& shape) {
+  const uint64_t mandatory = shape.mandatory_pages(shape.dense_layers);
+  if (shape.dense_layers >= geometry.layers || mandatory >= shape.max_page_ids) return {};
+  const uint64_t heads = uint64_t{geometry.layers - shape.dense_layers} * geometry.kv_heads;
+  return {layout::sampled_heads(heads),
+          static_cast<uint32_t>(std::min(layout::kGhostRatio * mandatory, shape.max_page_ids))};
 }
 
 TableBytes table_bytes(const layout::KvGeometry& geometry,
@@ -43,6 +52,7 @@ TableBytes table_bytes(const layout::KvGeometry& geometry,
   bytes.look_up *= geometry.kv_heads;
   bytes.stamps *= geometry.kv_heads;
   bytes.directory *= geometry.kv_heads;
+  if (has_host) bytes.ghosts = ghost_lists(geometry, shape).bytes();
   return bytes;
 }
 

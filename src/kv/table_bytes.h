@@ -17,7 +17,8 @@ struct TableBytes {
   uint64_t look_up = 0;    // open-addressing tables
   uint64_t stamps = 0;     // LRU
   uint64_t directory = 0;  // extents
-  uint64_t total() const { return heads + leases + look_up + stamps + directory; }
+  uint64_t ghosts = 0;     // pages that sampled heads gave up (layout/reuse.h)
+  uint64_t total() const { return heads + leases + look_up + stamps + directory + ghosts; }
 };
 
 // Pages of a host extent for contexts of up to `pages_per_head` pages: a power of two from 32 to
@@ -25,8 +26,16 @@ struct TableBytes {
 // little.
 uint32_t extent_pages_for(uint64_t pages_per_head);
 
+// Sampled heads, and the pages that each remembers; 0 where a head never gives up any.
+struct GhostLists {
+  uint64_t heads = 0;
+  uint32_t pages = 0;
+  uint64_t bytes() const { return heads * pages * sizeof(uint32_t); }
+};
+GhostLists ghost_lists(const layout::KvGeometry& geometry, const SequenceShape& shape);
+
 // Of a sequence of `shape` whose heads lease `lease_pages` (all pages where that covers them, and
-// in dense layers); with a directory when `has_host`.
+// in dense layers); with a directory and ghosts when `has_host`.
 TableBytes table_bytes(const layout::KvGeometry& geometry,
                        const SequenceShape& shape,
                        uint64_t lease_pages,

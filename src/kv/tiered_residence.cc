@@ -186,6 +186,7 @@ Status TieredSequence::Impl::resume(LeaseTables made) {
   const bool tiered =
       shape.dense_layers < geometry.layers && tables.lease_pages < shape.max_page_ids;
   residence = tiered ? Residence::kTiered : Residence::kResident;
+  forget_reuse();
   // In the flat form `on_host` counts from here; in the tiered form all of it is there.
   for (uint32_t layer = 0; layer < geometry.layers; ++layer) {
     for (uint32_t h = 0; h < geometry.kv_heads; ++h) {
@@ -305,6 +306,11 @@ Status TieredSequence::Impl::resize_tables(LeaseTables made, backend::Stream& st
     for (uint32_t h = 0; h < kv_heads; ++h) {
       give_back(head(layer, h), {plan.released_slots + uint64_t{h} * plan.released, plan.released});
     }
+  }
+  if (residence == Residence::kTiered) {
+    remember_dropped(made);
+  } else {
+    forget_reuse();
   }
   tables = std::move(made);
   residence = Residence::kTiered;

@@ -64,18 +64,23 @@ Result<std::unique_ptr<TieredSequence>> TieredSequence::open(PageStore& store,
       const Status reserved = impl->reserve_host();
       if (!reserved.ok() && tiered) return reserved;
       const uint64_t extents = impl->head_count() * impl->extent_count;
-      SPIN_ASSIGN_OR_RETURN(impl->directory,
-                            backend::Buffer::allocate(store.table_memory(), extents * 8));
+      SPIN_ASSIGN_OR_RETURN(
+          impl->directory,
+          backend::Buffer::allocate(store.table_memory(), extents * 8 + impl->ghost_lists.bytes()));
       std::fill_n(impl->directory.as<uint64_t>(), extents, 0);
+      impl->ghosts = reinterpret_cast<uint32_t*>(impl->directory.as<uint64_t>() + extents);
     }
-    const uint64_t counter_bytes = geometry.kv_heads * sizeof(layout::RetrieveCounters);
+    const uint64_t counter_bytes =
+        geometry.kv_heads * (sizeof(layout::RetrieveCounters) + sizeof(layout::ReuseCounters));
     const uint64_t tail_slots = impl->head_count() * shape.tail_pages;
     SPIN_ASSIGN_OR_RETURN(
         impl->shared, backend::Buffer::allocate(store.device().memory(backend::MemoryKind::kHost),
                                                 counter_bytes + tail_slots * sizeof(uint32_t)));
     impl->counters = impl->shared.as<layout::RetrieveCounters>();
     std::fill_n(impl->counters, geometry.kv_heads, layout::RetrieveCounters());
-    impl->tail_slots = reinterpret_cast<uint32_t*>(impl->counters + geometry.kv_heads);
+    impl->reuse = reinterpret_cast<layout::ReuseCounters*>(impl->counters + geometry.kv_heads);
+    impl->forget_reuse();
+    impl->tail_slots = reinterpret_cast<uint32_t*>(impl->reuse + geometry.kv_heads);
     impl->owner = store.take_owners(impl->head_count());
     SPIN_ASSIGN_OR_RETURN(LeaseTables made, impl->make_tables(lease_pages));
     SPIN_RETURN_IF_ERROR(impl->take_slots(made));
@@ -193,6 +198,7 @@ void TieredSequence::commit_step() {
     state.appended = state.left_tail = false;
   }
   impl.committed_tokens += std::exchange(impl.step_tokens, 0);
+  if (impl.residence == Residence::kTiered) impl.meter.add_step(impl.reuse_counters());
 }
 
 void TieredSequence::drop_step() {
@@ -203,6 +209,7 @@ void TieredSequence::drop_step() {
     state.appended = state.left_tail = false;
   }
   impl.step_tokens = 0;
+  impl.meter.restart(impl.reuse_counters());
 }
 
 layout::Tail TieredSequence::tail(uint32_t layer) const { return impl_->tail(layer); }
@@ -309,6 +316,7 @@ backend::RetrieveItem TieredSequence::retrieve_item(uint32_t layer) {
   backend::RetrieveItem item;
   item.heads = impl.layer_heads(layer);
   item.counters = impl.counters;
+  item.reuse = impl.reuse_probe(layer);
   item.epoch = impl.epoch;
   return item;
 }
@@ -326,5 +334,7 @@ layout::RetrieveCounters TieredSequence::take_counters() {
   }
   return sum;
 }
+
+const GainCurve& TieredSequence::gain_curve() const { return impl_->meter.curve(); }
 
 }  // namespace spin::kv

@@ -39,6 +39,7 @@
 
 #include "backend/device.h"
 #include "backend/kv_ops.h"
+#include "kv/lease_planner.h"
 #include "kv/page_mover.h"
 #include "kv/page_store.h"
 #include "layout/head_pages.h"
@@ -86,7 +87,7 @@ class TieredSequence {
   uint64_t lease_pages() const;   // of heads that are not in dense layers; 0 when demoted
   uint64_t fast_pages() const;    // slots held
   uint64_t host_extents() const;  // taken and reserved
-  uint64_t table_bytes() const;   // fast memory of look-up tables, stamps, directory
+  uint64_t table_bytes() const;   // fast memory of look-up tables, stamps, directory, ghosts
   uint64_t committed_tokens() const;
 
   // Prompt. Where layer `layer` goes once `source` holds all of it. `tail_first_token` begins a
@@ -156,6 +157,10 @@ class TieredSequence {
 
   // Adds up what kernels counted since the last call. Requires: their work has run.
   layout::RetrieveCounters take_counters();
+  // Fetches per head and step by size of the lease, measured over the last few hundred steps in
+  // which it was tiered (kv/gain_curve.h). Sizes are those of LeaseRequest with the mandatory
+  // pages of layers that are not dense.
+  const GainCurve& gain_curve() const;
 
  private:
   explicit TieredSequence(std::unique_ptr<Impl> impl);

@@ -27,6 +27,7 @@ TieredSequence::Impl::Impl(PageStore& owner_store, const SequenceShape& sequence
   if (store.host() != nullptr) {
     extent_count = static_cast<uint32_t>(
         base::ceil_div<uint64_t>(shape.max_page_ids, store.host()->layout().pages));
+    ghost_lists = kv::ghost_lists(geometry, shape);
   }
 }
 
@@ -365,6 +366,34 @@ void TieredSequence::Impl::fill_tail_slots() {
         out[t] = pages.slots[layout::tail_entry(pages, at, t)];
       }
     }
+  }
+}
+
+// Only tiered layers have caches to measure.
+layout::ReuseProbe TieredSequence::Impl::reuse_probe(uint32_t layer) const {
+  layout::ReuseProbe probe;
+  if (is_flat(layer)) return probe;
+  probe.counters = reuse;
+  probe.ghosts = ghosts;
+  probe.ghost_pages = ghost_lists.pages;
+  probe.first_head = static_cast<uint32_t>(cached_head(layer));
+  probe.mandatory = static_cast<uint32_t>(shape.mandatory_pages(layer));
+  return probe;
+}
+
+void TieredSequence::Impl::forget_reuse() {
+  for (uint64_t i = 0; i < ghost_lists.heads; ++i) {
+    layout::clear_ghosts(ghosts + i * ghost_lists.pages, ghost_lists.pages);
+  }
+  meter.restart(reuse_counters());
+}
+
+void TieredSequence::Impl::remember_dropped(const LeaseTables& made) {
+  const uint64_t first = uint64_t{shape.dense_layers} * geometry.kv_heads;
+  for (uint64_t i = first; i < head_count(); ++i) {
+    if (!layout::is_sampled_head(i - first) || ghost_lists.pages == 0) continue;
+    layout::give_up_dropped(tables.heads[i], made.heads[i], epoch, ghosts_of(i - first),
+                            ghost_lists.pages);
   }
 }
 

@@ -10,10 +10,13 @@
 #include <vector>
 
 #include "backend/device.h"
+#include "kv/gain_curve.h"
 #include "kv/page_mover.h"
 #include "kv/page_store.h"
+#include "kv/table_bytes.h"
 #include "kv/tiered_sequence.h"
 #include "layout/head_pages.h"
+#include "layout/reuse.h"
 
 namespace spin::kv {
 
@@ -111,6 +114,14 @@ struct TieredSequence::Impl {
   uint32_t sealed_tokens(uint32_t layer, uint32_t h, uint32_t page) const;
   bool is_dead(uint32_t layer, uint32_t h, uint32_t page) const;
   bool has_step() const { return step_tokens > 0; }
+  std::span<layout::ReuseCounters> reuse_counters() const { return {reuse, geometry.kv_heads}; }
+  // First head of a layer among those that have a cache. Requires: it is not dense.
+  uint64_t cached_head(uint32_t layer) const {
+    return uint64_t{layer - shape.dense_layers} * geometry.kv_heads;
+  }
+  uint32_t* ghosts_of(uint64_t cached) const {
+    return ghosts + layout::sampled_heads(cached) * ghost_lists.pages;
+  }
 
   // ---- Tables and slots.
   Result<LeaseTables> make_tables(uint64_t lease) const;
@@ -139,6 +150,7 @@ struct TieredSequence::Impl {
                   uint32_t mapped_page_ids,
                   backend::Stream& stream);
   void fill_tail_slots();
+  layout::ReuseProbe reuse_probe(uint32_t layer) const;
 
   // ---- Transitions (tiered_residence.cc).
   uint32_t tail_pages(uint32_t layer) const;
@@ -154,6 +166,10 @@ struct TieredSequence::Impl {
   void collect_resumed(uint32_t layer, uint32_t h, LeaseTables& made, std::vector<PageCopy>& out);
   Status resize_tables(LeaseTables made, backend::Stream& stream);
   void give_back(HeadState& state, std::span<const uint32_t> slots);
+  // What the caches held is gone.
+  void forget_reuse();
+  // Caches went from `tables` to `made`: what was dropped is remembered where that is measured.
+  void remember_dropped(const LeaseTables& made);
 
   PageStore& store;
   const layout::KvGeometry geometry;
@@ -168,10 +184,16 @@ struct TieredSequence::Impl {
   std::vector<LayerState> layers;
   std::vector<HeadState> heads;
   LeaseTables tables;
-  backend::Buffer directory;  // fast memory: [layers, kv_heads, extent_count]
-  // Host memory that kernels use: counters [kv_heads], tail slots [layers, kv_heads, tail_pages].
+  // Fast memory: [layers, kv_heads, extent_count], then the ghosts.
+  backend::Buffer directory;
+  GhostLists ghost_lists;
+  uint32_t* ghosts = nullptr;  // [ghost_lists.heads, ghost_lists.pages]
+  // Host memory that kernels use: both counters [kv_heads], tail slots [layers, kv_heads,
+  // tail_pages].
   backend::Buffer shared;
   layout::RetrieveCounters* counters = nullptr;
+  layout::ReuseCounters* reuse = nullptr;
+  GainMeter meter;
   uint32_t* tail_slots = nullptr;
   bool has_host = false;  // extents are reserved
   uint64_t extents_reserved = 0;

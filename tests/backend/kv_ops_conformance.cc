@@ -336,6 +336,7 @@ std::vector<KvOpsConformance::Retrieved> KvOpsConformance::retrieve(
     item.counters = out.counters.as<layout::RetrieveCounters>();
     item.planes = call.planes;
     item.planes_end = call.planes_end;
+    item.reuse = call.reuse;
     item.epoch = call.epoch;
     items.push_back(item);
     outs.push_back(std::move(out));

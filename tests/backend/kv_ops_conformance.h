@@ -125,6 +125,7 @@ class KvOpsConformance : public AttentionConformance {
     uint8_t epoch = 0;
     layout::Planes planes = layout::Planes::kKeysAndValues;
     uint32_t planes_end = layout::kNoPage;
+    layout::ReuseProbe reuse = {};  // device memory
   };
   std::vector<Retrieved> retrieve(const std::vector<RetrieveCall>& calls);
   Retrieved retrieve(const RetrieveCall& call) { return retrieve(std::vector{call}).front(); }

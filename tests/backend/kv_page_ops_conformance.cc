@@ -88,6 +88,40 @@ class CacheModel {
   std::vector<int64_t> used_;
 };
 
+// What a Retrieve counts for a curve, by the plain functions; only head 0 is sampled.
+struct ReuseModel {
+  layout::ReuseProbe probe;
+  std::vector<uint32_t>* ghosts;
+  std::vector<layout::ReuseCounters> counters;
+
+  // `head`: a copy, before the Retrieve.
+  void retrieve(const layout::HeadPages& head,
+                uint32_t h,
+                const std::vector<uint32_t>& pages,
+                uint8_t epoch) {
+    const auto count = static_cast<uint32_t>(pages.size());
+    if (layout::is_turn(h, epoch)) {
+      layout::count_turn(head, pages.data(), count, epoch, probe.mandatory, counters[h]);
+    }
+    if (h > 0) return;
+    std::vector<uint32_t> missing;
+    for (uint32_t i = 0; i < count; ++i) {
+      const uint32_t entry = layout::find_entry(head, pages[i]);
+      if (entry == layout::kNoEntry) {
+        missing.push_back(i);
+      } else {
+        head.stamps[entry] = epoch;
+      }
+    }
+    const auto misses = static_cast<uint32_t>(missing.size());
+    std::vector<uint32_t> victims(misses);
+    layout::choose_victims(head, epoch, misses, victims.data());
+    layout::count_ghosts(head, pages.data(), missing.data(), misses, probe, ghosts->data(),
+                         counters[h]);
+    layout::give_up(head, victims.data(), misses, ghosts->data(), probe.ghost_pages);
+  }
+};
+
 TEST_P(KvOpsConformance, RetrieveIsTheReferenceModelStepByStep) {
   for (const layout::KvGeometry& geometry : kGeometries) {
     SCOPED_TRACE(geometry.page_tokens);
@@ -127,6 +161,67 @@ TEST_P(KvOpsConformance, RetrieveIsTheReferenceModelStepByStep) {
         }
       }
       if (step % 10 == 0) expect_sound(heads, contents);
+    }
+  }
+}
+
+TEST_P(KvOpsConformance, MeasuringReuseCountsWhatTheModelCountsAndChangesNothing) {
+  constexpr uint32_t kLease = 12;
+  constexpr uint32_t kMandatory = 8;
+  constexpr uint32_t kGhosts = 20;
+  const uint32_t kv_heads = kGeometries[0].kv_heads;
+  make_pool(kGeometries[0], 2 * kLease * kv_heads);
+  const uint32_t page_ids = 40;
+  TieredHeads plain = make_heads({.lease = kLease, .pinned = 0}, page_ids);
+  const PageContents contents = fill_host(plain, page_ids);
+  TieredHeads measured = make_heads({.lease = kLease, .pinned = 0}, page_ids);
+  fill_host(measured, page_ids);
+  std::vector<uint32_t> ghosts(kGhosts, kNoPage);
+  const backend::Buffer list = upload<uint32_t>(ghosts);
+  const backend::Buffer counts =
+      upload<layout::ReuseCounters>(std::vector<layout::ReuseCounters>(kv_heads));
+  layout::ReuseProbe probe;
+  probe.counters = counts.as<layout::ReuseCounters>();
+  probe.ghosts = list.as<uint32_t>();
+  probe.ghost_pages = kGhosts;
+  probe.mandatory = kMandatory;
+  ReuseModel model{probe, &ghosts, std::vector<layout::ReuseCounters>(kv_heads)};
+  std::mt19937 random(3);
+  for (uint32_t step = 0; step < 100; ++step) {
+    const auto epoch = static_cast<uint8_t>(step);
+    RetrieveCall call{.heads = &plain, .epoch = epoch};
+    download(measured);
+    for (uint32_t h = 0; h < kv_heads; ++h) {
+      std::vector<uint32_t> pages;
+      for (uint32_t i = random() % kMandatory; i < kMandatory; ++i) {
+        pages.push_back(random() % 3 == 0 ? random() % page_ids : random() % 14);
+      }
+      std::sort(pages.begin(), pages.end());
+      pages.erase(std::unique(pages.begin(), pages.end()), pages.end());
+      call.wanted.push_back(wanted_of(pages, contents, h));
+      model.retrieve(measured.view(h), h, pages, epoch);
+    }
+    RetrieveCall with = call;
+    with.heads = &measured;
+    with.reuse = probe;
+    const std::vector<Retrieved> found = retrieve(std::vector{call, with});
+    ASSERT_TRUE(found[0].status.ok() && found[1].status.ok());
+    for (uint32_t h = 0; h < kv_heads; ++h) {
+      ASSERT_EQ(found[0].counters[h].misses, found[1].counters[h].misses);
+      ASSERT_EQ(found[0].fetched[h], found[1].fetched[h]);
+      ASSERT_EQ(resident(plain, h), resident(measured, h)) << "step " << step;
+    }
+    ASSERT_EQ(read_back<uint32_t>(list, kGhosts), ghosts) << "step " << step;
+  }
+  EXPECT_EQ(plain.stamps.host, measured.stamps.host);
+  const auto counted = read_back<layout::ReuseCounters>(counts, kv_heads);
+  for (uint32_t h = 0; h < kv_heads; ++h) {
+    EXPECT_GT(counted[h].turns, 5u);
+    EXPECT_EQ(counted[h].turns, model.counters[h].turns);
+    EXPECT_EQ(counted[h].misses, model.counters[h].misses);
+    for (uint32_t bin = 0; bin < layout::kReuseBins; ++bin) {
+      EXPECT_EQ(counted[h].hits[bin], model.counters[h].hits[bin]) << bin;
+      EXPECT_EQ(counted[h].ghosts[bin], model.counters[h].ghosts[bin]) << bin;
     }
   }
 }

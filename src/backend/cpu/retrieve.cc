@@ -13,6 +13,7 @@
 #include "backend/cpu/small_loop.h"
 #include "base/checked_math.h"
 #include "layout/residency.h"
+#include "layout/reuse.h"
 
 namespace spin::backend::cpu {
 namespace {
@@ -44,7 +45,9 @@ struct HeadCall {
   uint32_t* missing = nullptr;  // [count], positions
   uint32_t* victims = nullptr;  // [count]
   layout::RetrieveCounters* counters = nullptr;
-  uint32_t keyless_end = 0;  // pages with lower ids come without keys
+  const layout::ReuseProbe* reuse = nullptr;  // null: nothing is measured
+  uint32_t index = 0;                         // of the head in its layer
+  uint32_t keyless_end = 0;                   // pages with lower ids come without keys
   uint8_t epoch = 0;
 };
 
@@ -114,6 +117,27 @@ HeadResult replace_victims(const HeadCall& call, const TieredPoolRef& pool, uint
   return result;
 }
 
+// The cache is as the last step left it.
+void measure_turn(const HeadCall& call) {
+  if (call.reuse == nullptr || !layout::is_turn(call.reuse->first_head + call.index, call.epoch)) {
+    return;
+  }
+  layout::count_turn(*call.head, call.pages, call.count, call.epoch, call.reuse->mandatory,
+                     call.reuse->counters[call.index]);
+}
+
+// The victims are chosen and still in their entries.
+void measure_misses(const HeadCall& call, uint32_t misses) {
+  if (call.reuse == nullptr || call.reuse->ghost_pages == 0) return;
+  const layout::ReuseProbe& probe = *call.reuse;
+  const uint64_t number = uint64_t{probe.first_head} + call.index;
+  if (!layout::is_sampled_head(number)) return;
+  uint32_t* ghosts = probe.ghosts + layout::sampled_heads(number) * probe.ghost_pages;
+  layout::count_ghosts(*call.head, call.pages, call.missing, misses, probe, ghosts,
+                       probe.counters[call.index]);
+  layout::give_up(*call.head, call.victims, misses, ghosts, probe.ghost_pages);
+}
+
 HeadResult update_head(const HeadCall& call, const TieredPoolRef& pool) {
   HeadPages& head = *call.head;
   if (head.is_flat()) {
@@ -121,6 +145,7 @@ HeadResult update_head(const HeadCall& call, const TieredPoolRef& pool) {
     return {};
   }
   layout::sweep_if_due(head, call.epoch);
+  measure_turn(call);
   uint32_t misses = 0;
   for (uint32_t i = 0; i < call.count; ++i) {
     const uint32_t entry = layout::find_entry(head, call.pages[i]);
@@ -136,6 +161,7 @@ HeadResult update_head(const HeadCall& call, const TieredPoolRef& pool) {
   if (layout::choose_victims(head, call.epoch, misses, call.victims) < misses) {
     return {.is_too_small = true};
   }
+  measure_misses(call, misses);
   return replace_victims(call, pool, misses);
 }
 
@@ -190,6 +216,8 @@ class Retrieve {
     call.missing = scratch_.data() + 2 * first_copy_[index];
     call.victims = call.missing + call.count;
     call.counters = item.counters + h;
+    call.reuse = item.reuse.counters != nullptr ? &item.reuse : nullptr;
+    call.index = static_cast<uint32_t>(h);
     call.keyless_end = item.planes == layout::Planes::kValuesOnly ? item.planes_end : 0;
     call.epoch = item.epoch;
     return call;
