@@ -374,6 +374,22 @@ TEST_P(ClusterConformance, KeysAroundPlantedDirectionsAreFoundAgain) {
   EXPECT_EQ(clusters_of_tokens(shape, found, 0), planted);
 }
 
+TEST_P(ClusterConformance, ACentroidWithoutMembersKeepsItsValue) {
+  // Five kinds of keys longer than 1 and more centroids: the first of a kind takes all its tokens
+  // and is brought to length 1; the second stays a raw key, which then has the larger products.
+  const ClusterShape shape{1, 64, 8, DType::kF32, 0, 120, 12, 1, 1, 0, 0};
+  const Matrix kinds = random_matrix(5, 64, 41);
+  Matrix keys(120, 64);
+  for (int64_t t = 0; t < 120; ++t) {
+    for (int64_t d = 0; d < 64; ++d) keys.at(t, d) = kinds.at(t / 10 % 5, d);
+  }
+  const Matrix values = random_matrix(120, 64, 42);
+  const ClusterResult found = run_cluster(*device_, stream(), shape, keys, values);
+  expect_reference(shape, keys, values, found, 0);
+  const std::vector<uint32_t> clusters = clusters_of_tokens(shape, found, 0);
+  EXPECT_EQ(clusters[0], 5u);  // not 0
+}
+
 TEST_P(ClusterConformance, EqualKeysAndFewerTokensThanClustersLeaveClustersEmpty) {
   const ClusterShape equal{1, 64, 8, DType::kBF16, 8, 1001, 64, 4, 9, 0, 1};
   Matrix keys(1009, 64);

@@ -95,7 +95,6 @@ void assign(const AssignTask& task) {
   std::fill_n(index, task.count * kLanes, 0);
   const float* panel = task.panels;
   for (int64_t first = 0; first < task.clusters; first += kAssignPanel) {
-    const int64_t valid = std::min(kAssignPanel, task.clusters - first);
     const int64_t width = assign_panel_width(task.clusters - first);
     for (int64_t r = 0; r < task.count; r += kBlockRows) {
       const int64_t part = std::min<int64_t>(kBlockRows, task.count - r);
@@ -103,7 +102,6 @@ void assign(const AssignTask& task) {
                                   task.dim, false, scores, kAssignPanel);
       for (int64_t i = 0; i < part; ++i) {
         float* row = scores + i * kAssignPanel;
-        for (int64_t j = valid; j < width; ++j) row[j] = kLeast;
         keep_best(row, first, width, best + (r + i) * kLanes, index + (r + i) * kLanes);
       }
     }

@@ -26,7 +26,7 @@ struct AssignTask {
   int64_t count = 0;            // <= kAssignRows
   int64_t dim = 0;
   // Centroids, transposed: panels of kAssignPanel, [dim, assign_panel_width()] each, one after the
-  // other.
+  // other. Padding columns repeat the last centroid.
   const float* panels = nullptr;
   int64_t clusters = 0;
   uint32_t first_cluster = 0;   // added to what is found

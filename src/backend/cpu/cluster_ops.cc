@@ -168,7 +168,7 @@ class Clustering {
     const int64_t width = assign_panel_width(clusters - first);
     float* to = panels + first * dim_;
     for (int64_t j = 0; j < width; ++j) {
-      // Padding repeats the last one: its products are masked, but must not trap.
+      // Padding repeats the last one, which wins the tie.
       const int64_t cluster = first_cluster + std::min(first + j, clusters - 1);
       const float* from = centroids_ + cluster * dim_;
       for (int64_t d = 0; d < dim_; ++d) to[d * width + j] = from[d];
