@@ -23,6 +23,7 @@
 #include "bench/pattern.h"
 #include "bench/threads_flag.h"
 #include "layout/residency.h"
+#include "layout/reuse.h"
 
 namespace spin {
 namespace {
@@ -36,6 +37,7 @@ constexpr uint32_t kGroup = 3;
 constexpr uint32_t kWanted = 26;   // 16 selected pages, zones and tail
 constexpr uint32_t kPages = 1024;  // of a context of 8K tokens
 constexpr uint32_t kExtent = 32;
+constexpr uint32_t kGhosts = layout::kGhostRatio * kWanted;
 
 struct Machine {
   std::unique_ptr<backend::Device> device;
@@ -55,7 +57,13 @@ struct Layer {
 
 class World {
  public:
-  World(Machine& machine, uint32_t lease) : machine_(machine), lease_(lease) {
+  // `measured`: a Retrieve counts for a gain curve, as in a running sequence.
+  World(Machine& machine, uint32_t lease, bool measured = false)
+      : machine_(machine), lease_(lease) {
+    if (measured) {
+      reuse_.resize(kHeads);
+      ghosts_.assign(layout::sampled_heads(kLayers * kHeads) * kGhosts, layout::kNoPage);
+    }
     geometry_ = {.layers = kLayers,
                  .kv_heads = kHeads,
                  .head_dim = 64,
@@ -86,13 +94,17 @@ class World {
   }
 
   void retrieve() {
-    for (Layer& layer : layers_) {
+    for (uint32_t l = 0; l < kLayers; ++l) {
+      Layer& layer = layers_[l];
       backend::RetrieveItem item;
       item.heads = layer.heads.data();
       item.wanted = {layer.wanted.data(), layer.tokens.data(), layer.counts.data(), kWanted};
       item.slots = layer.wanted_slots.data();
       item.counters = layer.counters.data();
       item.epoch = static_cast<uint8_t>(step_);
+      if (!reuse_.empty()) {
+        item.reuse = {reuse_.data(), ghosts_.data(), kGhosts, l * kHeads, kWanted};
+      }
       machine_.device->kv_ops().enqueue_retrieve({&item, 1}, tiers_, *machine_.stream);
     }
     wait();
@@ -212,6 +224,8 @@ class World {
   std::vector<char> pool_;
   std::vector<char> host_;
   std::vector<Layer> layers_;
+  std::vector<layout::ReuseCounters> reuse_;  // [kHeads]; empty: not measured
+  std::vector<uint32_t> ghosts_;
   uint32_t step_ = 0;
 };
 
@@ -224,9 +238,8 @@ void report(benchmark::State& state, uint64_t bytes) {
   state.counters["GB/s"] = Counter(layers * static_cast<double>(bytes) / 1e9, Counter::kIsRate);
 }
 
-void retrieve(benchmark::State& state, Machine& machine, uint32_t lease) {
+void retrieve_in(benchmark::State& state, World& world) {
   const auto fresh = static_cast<uint32_t>(state.range(0));
-  World world(machine, lease);
   for (int i = 0; i < 20; ++i) {
     world.choose(fresh);
     world.retrieve();
@@ -238,6 +251,16 @@ void retrieve(benchmark::State& state, Machine& machine, uint32_t lease) {
     world.retrieve();
   }
   report(state, fresh * kHeads * world.page_bytes());
+}
+
+void retrieve(benchmark::State& state, Machine& machine, uint32_t lease) {
+  World world(machine, lease);
+  retrieve_in(state, world);
+}
+
+void retrieve_measured(benchmark::State& state, Machine& machine, uint32_t lease) {
+  World world(machine, lease, true);
+  retrieve_in(state, world);
 }
 
 void copy(benchmark::State& state, Machine& machine, uint32_t lease) {
@@ -297,6 +320,7 @@ void register_all(Machine& machine) {
     add("LookUp" + suffix, look_up, lease);
     add("Victims" + suffix, victims, lease)->Arg(2)->Arg(8);
     add("Retrieve" + suffix, retrieve, lease)->Arg(0)->Arg(2)->Arg(8)->Arg(26);
+    add("RetrieveMeasured" + suffix, retrieve_measured, lease)->Arg(0)->Arg(2)->Arg(8)->Arg(26);
     add("ListAttention26" + suffix, attention, lease);
   }
   add("CopyAlone", copy, 5 * kWanted)->Arg(2)->Arg(8)->Arg(26);
