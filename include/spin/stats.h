@@ -33,10 +33,11 @@ struct SparseStats {
   // Gauges over the sequences that are open now.
   uint64_t sequences_resident = 0;  // all their pages lie in fast memory
   uint64_t sequences_tiered = 0;
-  uint64_t lease_pages = 0;    // slots of the fast tier that they hold
-  uint64_t buffer_pages = 0;   // of these, beyond what a step needs
-  uint64_t table_bytes = 0;    // look-up tables, stamps, directories
-  uint64_t summary_bytes = 0;  // what Select reads
+  uint64_t sequences_suspended = 0;  // their pages lie on the host until they resume
+  uint64_t lease_pages = 0;          // slots of the fast tier that they hold
+  uint64_t buffer_pages = 0;         // of these, beyond what a step needs
+  uint64_t table_bytes = 0;          // look-up tables, stamps, directories
+  uint64_t summary_bytes = 0;        // what Select reads
   uint64_t table_bytes_peak = 0;
   uint64_t summary_bytes_peak = 0;
 
@@ -73,7 +74,7 @@ struct EngineStats {
   uint64_t requests_refused = 0;   // submit() returned an error
   uint64_t prompt_tokens = 0;
   uint64_t generation_tokens = 0;
-  uint64_t preemptions = 0;  // always 0 while admission reserves the whole request
+  uint64_t preemptions = 0;  // sequences suspended to make room for another
   uint64_t steps = 0;
 
   HistogramSnapshot time_to_first_token_s;

@@ -147,12 +147,12 @@ void fill_info(const EngineOptions& options,
   info.created_unix_s = unix_now_s();
 }
 
-// Most tokens of a prompt that goes through the staging buffer.
 uint32_t extent_pages(const EngineOptions& options, const model::ModelConfig& config) {
   const uint64_t length = options.max_model_len != 0 ? options.max_model_len : config.max_positions;
   return kv::extent_pages_for(base::ceil_div<uint64_t>(length, options.page_tokens));
 }
 
+// Most tokens of a prompt that goes through the staging buffer.
 uint64_t staged_tokens(const EngineOptions& options, const model::ModelConfig& config) {
   if (options.sparse.empty()) return 0;
   const uint64_t length = options.max_model_len != 0 ? options.max_model_len : config.max_positions;

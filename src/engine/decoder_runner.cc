@@ -96,6 +96,19 @@ class DecoderRunner final : public ModelRunner {
     sequences_->close(sequence);
   }
 
+  uint64_t suspend_pages(SequenceHandle sequence) override {
+    return sequences_->suspend_pages(sequence);
+  }
+  Status suspend_sequence(SequenceHandle sequence) override {
+    return sequences_->suspend(sequence, *stream_);
+  }
+  MemoryNeed resume_need(SequenceHandle sequence) override {
+    return sequences_->resume_need(sequence);
+  }
+  Status resume_sequence(SequenceHandle sequence) override {
+    return sequences_->resume(sequence, *stream_);
+  }
+
   Result<StepOutput> run(const StepBatch& batch, const StepProgress& progress) override {
     StepOutput output;
     Step step;

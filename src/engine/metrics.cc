@@ -60,6 +60,11 @@ void Metrics::record_step(uint64_t tokens) {
   histograms_.iteration_tokens.observe(static_cast<double>(tokens));
 }
 
+void Metrics::record_preemption() {
+  base::MutexLock lock(mutex_);
+  ++counters_.preemptions;
+}
+
 void Metrics::record_first_token(double since_submit_s) {
   base::MutexLock lock(mutex_);
   histograms_.time_to_first_token.observe(since_submit_s);

@@ -37,6 +37,7 @@ class Metrics {
   void record_received();
   void record_refused();
   void record_step(uint64_t tokens);
+  void record_preemption();
   void record_first_token(double since_submit_s);
   void record_token_gap(double gap_s);
   // `tokens` of output were delivered.

@@ -82,6 +82,18 @@ class ModelRunner {
   // Returns the memory. Requires: an open sequence. Does not fail and allocates nothing.
   virtual void close_sequence(SequenceHandle sequence) = 0;
 
+  // A sequence that decodes can give up its fast memory between steps and take it again later; its
+  // KV stays as it is. suspend_pages(): fast pages that this frees for others beyond what
+  // free_memory() counts; 0: it cannot be suspended. Errors: kResourceExhausted, and nothing has
+  // changed; any other: the sequence can only be closed.
+  virtual uint64_t suspend_pages(SequenceHandle /*sequence*/) { return 0; }
+  virtual Status suspend_sequence(SequenceHandle /*sequence*/) {
+    return Status(StatusCode::kResourceExhausted, "sequences of this runner are not suspended");
+  }
+  // What a suspended sequence needs at least to resume.
+  virtual MemoryNeed resume_need(SequenceHandle /*sequence*/) { return {}; }
+  virtual Status resume_sequence(SequenceHandle /*sequence*/) { return ok_status(); }
+
   // Runs one step; blocks until its logits are there. Of a sequence with an exclusive prefill, t
   // tokens of the prompt mean the share t / prompt of the whole work on it. Lifetime: the view is
   // valid until the next call. Errors: the device's or the runner's own; the engine does not go on

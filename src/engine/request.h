@@ -33,6 +33,8 @@ struct Choice {
   PhaseTracker phase;
   std::optional<SequenceHandle> sequence;  // from admission to release
   uint64_t prefilled_tokens = 0;
+  uint64_t resumed_at = 0;  // tokens of output when it was last resumed
+  bool suspended = false;   // it holds a sequence and waits
   std::vector<TokenId> output;
   TokenHistory history;
   uint32_t passed = 0;                      // see WaitingSequence

@@ -27,7 +27,12 @@ bool is_prefilling(const RunningSequence& sequence) {
   return sequence.prefilled_tokens < sequence.prompt_tokens;
 }
 
-void admit_waiting(const SchedulerState& state, const SchedulerOptions& options, StepPlan& plan) {
+// Fast pages that the first one lacks which needs nothing else; 0: nobody does.
+uint64_t admit_waiting(const SchedulerState& state,
+                       const SchedulerOptions& options,
+                       StepPlan& plan) {
+  uint64_t lack = 0;
+  bool closed = false;  // to all but suspended ones
   MemoryNeed free = state.free;
   size_t running = state.running.size();
   bool staging_taken =
@@ -35,7 +40,7 @@ void admit_waiting(const SchedulerState& state, const SchedulerOptions& options,
         return sequence.exclusive_prefill && is_prefilling(sequence);
       });
   for (uint32_t i = 0; i < state.waiting.size(); ++i) {
-    if (running >= options.max_num_seqs) return;
+    if (running >= options.max_num_seqs) return lack;
     const WaitingSequence& waiting = state.waiting[i];
     const bool whole = !options.chunked_prefill && !waiting.wants_prompt_logits;
     const bool fits_step = !whole || waiting.prompt_tokens <= options.max_num_batched_tokens;
@@ -43,11 +48,19 @@ void admit_waiting(const SchedulerState& state, const SchedulerOptions& options,
       plan.reject.push_back(i);
       continue;
     }
+    if (closed && !waiting.is_suspended) continue;
     // Whoever holds the staging buffer moves in every step, so this ends without holding back
     // those behind it.
     if (waiting.exclusive_prefill && staging_taken) continue;
     if (!waiting.need.fits(free)) {
-      if (waiting.passed >= options.max_passes) return;  // it has waited enough: nobody passes
+      MemoryNeed others = waiting.need;
+      others.pages = 0;
+      if (lack == 0 && others.fits(free)) lack = waiting.need.pages - free.pages;
+      if (waiting.passed < options.max_passes) continue;
+      // It has waited long enough: nobody passes. But what it lacks beside pages may be held by
+      // suspended ones, which give it back only when they have ended.
+      if (others.fits(free)) return lack;
+      closed = true;
       continue;
     }
     plan.admit.push_back(i);
@@ -55,6 +68,34 @@ void admit_waiting(const SchedulerState& state, const SchedulerOptions& options,
     staging_taken = staging_taken || waiting.exclusive_prefill;
     ++running;
   }
+  return lack;
+}
+
+// Those that have decoded longest, as many as cover `lack`; none if all together do not.
+void suspend_running(const SchedulerState& state,
+                     const SchedulerOptions& options,
+                     uint64_t lack,
+                     StepPlan& plan) {
+  if (lack == 0) return;
+  std::vector<uint32_t> candidates;
+  for (uint32_t i = 0; i < state.running.size(); ++i) {
+    const RunningSequence& sequence = state.running[i];
+    if (!is_prefilling(sequence) && sequence.pages_if_suspended > 0 &&
+        sequence.decoded_tokens >= options.min_decoded_tokens) {
+      candidates.push_back(i);
+    }
+  }
+  std::stable_sort(candidates.begin(), candidates.end(), [&](uint32_t a, uint32_t b) {
+    return state.running[a].decoded_tokens > state.running[b].decoded_tokens;
+  });
+  uint64_t pages = 0;
+  size_t count = 0;
+  while (count < candidates.size() && pages < lack) {
+    pages += state.running[candidates[count++]].pages_if_suspended;
+  }
+  if (pages < lack) return;
+  plan.suspend.assign(candidates.begin(), candidates.begin() + static_cast<ptrdiff_t>(count));
+  std::sort(plan.suspend.begin(), plan.suspend.end());
 }
 
 // Tokens that may go to `prefill` out of `budget`, given the logit rows that are left. The step
@@ -125,7 +166,10 @@ void append_work(StepPlan& plan, uint32_t sequence, uint32_t tokens, uint32_t lo
 
 StepPlan plan_step(const SchedulerState& state, const SchedulerOptions& options) {
   StepPlan plan;
-  admit_waiting(state, options, plan);
+  suspend_running(state, options, admit_waiting(state, options, plan), plan);
+  const auto is_suspended = [&](uint32_t i) {
+    return std::binary_search(plan.suspend.begin(), plan.suspend.end(), i);
+  };
 
   std::vector<Prefill> prefills;
   uint32_t decodes = 0;
@@ -135,12 +179,18 @@ StepPlan plan_step(const SchedulerState& state, const SchedulerOptions& options)
     if (is_prefilling(sequence)) {
       prefills.push_back(make_prefill(i, sequence.prompt_tokens - sequence.prefilled_tokens,
                                       sequence.wants_prompt_logits, options));
-    } else {
+    } else if (!is_suspended(i)) {
       ++decodes;
     }
   }
+  std::vector<uint32_t> resumed;
   for (uint32_t i = 0; i < plan.admit.size(); ++i) {
     const WaitingSequence& waiting = state.waiting[plan.admit[i]];
+    if (waiting.is_suspended) {
+      resumed.push_back(running + i);
+      ++decodes;
+      continue;
+    }
     prefills.push_back(
         make_prefill(running + i, waiting.prompt_tokens, waiting.wants_prompt_logits, options));
   }
@@ -158,8 +208,9 @@ StepPlan plan_step(const SchedulerState& state, const SchedulerOptions& options)
   if (!prompts_only) {
     for (uint32_t i = 0; i < running; ++i) {
       const RunningSequence& sequence = state.running[i];
-      if (!is_prefilling(sequence)) append_work(plan, i, 1, 1);
+      if (!is_prefilling(sequence) && !is_suspended(i)) append_work(plan, i, 1, 1);
     }
+    for (const uint32_t sequence : resumed) append_work(plan, sequence, 1, 1);
   }
   for (const Prefill& prefill : prefills) {
     append_work(plan, prefill.sequence, prefill.given, rows_of(prefill, prefill.given));

@@ -121,7 +121,8 @@ MemoryNeed SequenceStore::free() const {
 // Only what the host tier can take over.
 bool SequenceStore::can_resize(const OpenSequence& sequence) const {
   return sequence.sparse != nullptr && sequence.prompt_committed && sequence.fault.ok() &&
-         store_.host() != nullptr && sequence.need.memory.host_extents > 0;
+         store_.host() != nullptr && sequence.need.memory.host_extents > 0 &&
+         sequence.sparse->kv().residence() != kv::Residence::kDemoted;
 }
 
 uint64_t SequenceStore::spare_slots(const OpenSequence& sequence) const {
@@ -166,16 +167,7 @@ Result<SequenceHandle> SequenceStore::open_sparse(const SequenceRequest& request
                                                   backend::StreamRef stream) {
   const kv::SequenceShape shape =
       sparse::sequence_shape(*request.algorithm, options_.shape, request.max_tokens);
-  const uint64_t free = store_.fast().counts().free;
-  const bool may_tier = need.memory.host_extents > 0;
-  uint64_t lease = shape.max_page_ids;
-  if (may_tier && (options_.buffer_ratio || slots(shape, lease) > free)) {
-    const LeasePlan plan = this->plan(0, &shape);
-    lease = plan.leases.back();
-    if (slots(shape, lease) > free) apply(plan, /*grow=*/false, stream);
-  } else if (slots(shape, lease) > free) {
-    apply(plan(slots(shape, lease), nullptr), /*grow=*/false, stream);
-  }
+  const uint64_t lease = make_room(shape, need.memory.host_extents > 0, stream);
   OpenSequence sequence;
   sequence.need = need;
   sequence.prompt_tokens = request.prompt.size();
@@ -184,6 +176,55 @@ Result<SequenceHandle> SequenceStore::open_sparse(const SequenceRequest& request
                                                      request.max_tokens, lease));
   ++closed_.sequences;
   return insert(std::move(sequence));
+}
+
+uint64_t SequenceStore::make_room(const kv::SequenceShape& shape,
+                                  bool may_tier,
+                                  backend::StreamRef stream) {
+  const uint64_t free = store_.fast().counts().free;
+  const uint64_t all = shape.max_page_ids;
+  if (may_tier && (options_.buffer_ratio || slots(shape, all) > free)) {
+    const LeasePlan plan = this->plan(0, &shape);
+    if (slots(shape, plan.leases.back()) > free) apply(plan, /*grow=*/false, stream);
+    return plan.leases.back();
+  }
+  if (slots(shape, all) > free) {
+    apply(plan(slots(shape, all), nullptr), /*grow=*/false, stream);
+  }
+  return all;
+}
+
+uint64_t SequenceStore::suspend_pages(SequenceHandle handle) {
+  const OpenSequence& sequence = sequences_.at(handle);
+  if (!can_resize(sequence)) return 0;
+  return sequence.sparse->kv().fast_pages() - spare_slots(sequence);
+}
+
+Status SequenceStore::suspend(SequenceHandle handle, backend::StreamRef stream) {
+  OpenSequence& sequence = sequences_.at(handle);
+  kv::TieredSequence& kv = sequence.sparse->kv();
+  if (kv.has_transfer_in_flight()) store_.mover().wait_idle();
+  const Status status = kv.demote(kv::WriterEvent::after(stream));
+  slots_came_free_ = true;
+  publish();
+  return status;
+}
+
+MemoryNeed SequenceStore::resume_need(SequenceHandle handle) {
+  MemoryNeed need;
+  need.pages = sequences_.at(handle).need.memory.pages;
+  return need;
+}
+
+Status SequenceStore::resume(SequenceHandle handle, backend::StreamRef stream) {
+  OpenSequence& sequence = sequences_.at(handle);
+  kv::TieredSequence& kv = sequence.sparse->kv();
+  const Status status = kv.resume(make_room(kv.shape(), /*may_tier=*/true, stream));
+  publish();
+  if (status.ok() || status.code() == StatusCode::kResourceExhausted) return status;
+  return Status(
+      StatusCode::kInternal,
+      "a part of the request's KV cache in host memory was lost or damaged: " + status.message());
 }
 
 void SequenceStore::close(SequenceHandle handle) {
@@ -245,6 +286,7 @@ SequenceStore::LeasePlan SequenceStore::plan(uint64_t taken, const kv::SequenceS
     const kv::TieredSequence& kv = sequence.sparse->kv();
     plan.sequences.push_back(&sequence);
     requests.push_back(lease_request(kv.shape(), kv.lease_pages()));
+    requests.back().curve = kv.gain_curve();
     pages += kv.fast_pages() - std::min(kv.fast_pages(), dense_layer_slots(kv.shape()));
   });
   if (opening != nullptr) {
@@ -338,8 +380,9 @@ void SequenceStore::publish() {
     if (sequence.sparse == nullptr) return;
     const kv::TieredSequence& kv = sequence.sparse->kv();
     add_counters(sequence.sparse->counters(), stats);
-    (kv.residence() == kv::Residence::kTiered ? stats.sequences_tiered
-                                              : stats.sequences_resident) += 1;
+    stats.sequences_resident += kv.residence() == kv::Residence::kResident ? 1 : 0;
+    stats.sequences_tiered += kv.residence() == kv::Residence::kTiered ? 1 : 0;
+    stats.sequences_suspended += kv.residence() == kv::Residence::kDemoted ? 1 : 0;
     stats.lease_pages += kv.fast_pages();
     stats.buffer_pages += kv.fast_pages() - std::min(kv.fast_pages(), sequence.need.memory.pages);
     stats.table_bytes += kv.table_bytes();

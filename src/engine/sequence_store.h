@@ -71,6 +71,12 @@ class SequenceStore {
   // Lifetime: until close(), or the next open().
   OpenSequence& at(SequenceHandle handle) { return sequences_.at(handle); }
 
+  // As ModelRunner's. Requires: no step is in flight.
+  uint64_t suspend_pages(SequenceHandle handle);
+  Status suspend(SequenceHandle handle, backend::StreamRef stream);
+  MemoryNeed resume_need(SequenceHandle handle);
+  Status resume(SequenceHandle handle, backend::StreamRef stream);
+
   // The work of the prompt, of a step of a sparse sequence, has run.
   void commit_prompt(OpenSequence& sequence);
   // Errors: kInternal; the sequence is lost, others are not.
@@ -92,6 +98,9 @@ class SequenceStore {
   // Slots that it could give up.
   uint64_t spare_slots(const OpenSequence& sequence) const;
   bool can_resize(const OpenSequence& sequence) const;
+  // Makes room for a sequence of `shape` and returns the lease that it can have. `may_tier`: less
+  // than all its pages will do.
+  uint64_t make_room(const kv::SequenceShape& shape, bool may_tier, backend::StreamRef stream);
 
   Result<SequenceHandle> open_dense(const SequenceRequest& request,
                                     const SequenceNeed& need,

@@ -131,10 +131,20 @@ StepPlan StepLoop::plan() const {
     running.push_back({ref.request->spec.prompt.size(), ref.get().prefilled_tokens,
                        ref.params().prompt_logprobs.has_value(),
                        ref.request->need.exclusive_prefill});
+    const Choice& choice = ref.get();
+    if (choice.phase.phase() != Phase::kDecoding) continue;
+    running.back().decoded_tokens = choice.output.size() - choice.resumed_at;
+    running.back().pages_if_suspended = parts_.runner->suspend_pages(*choice.sequence);
   }
   std::vector<WaitingSequence> waiting;
   waiting.reserve(waiting_.size());
   for (const Ref& ref : waiting_) {
+    if (ref.get().suspended) {
+      waiting.push_back({ref.request->spec.prompt.size(),
+                         parts_.runner->resume_need(*ref.get().sequence), ref.get().passed, false,
+                         false, true});
+      continue;
+    }
     waiting.push_back({ref.request->spec.prompt.size(), ref.request->need.memory, ref.get().passed,
                        ref.params().prompt_logprobs.has_value(),
                        ref.request->need.exclusive_prefill});
@@ -155,7 +165,10 @@ Status StepLoop::step() {
   apply_rejects(plan, waiting);
   admit(plan, waiting);
   const StepBatch batch = make_batch(plan);
-  if (batch.sequences.empty()) return ok_status();
+  if (batch.sequences.empty()) {
+    suspend(plan);
+    return ok_status();
+  }
   publish_running();
   std::atomic<double>& progress = parts_.shared->last_progress_s;
   const base::Clock& clock = *parts_.clock;
@@ -165,6 +178,7 @@ Status StepLoop::step() {
   now_s_ = clock.now_s();
   progress.store(now_s_);
   digest(plan, *output);
+  suspend(plan);
   parts_.metrics->record_step(plan.tokens);
   return ok_status();
 }
@@ -184,7 +198,12 @@ void StepLoop::admit(const StepPlan& plan, std::span<const Ref> waiting) {
   for (const uint32_t index : plan.admit) {
     admitted[index] = true;
     running_.push_back(waiting[index]);
-    if (!is_finished(waiting[index].get())) open(waiting[index]);
+    if (is_finished(waiting[index].get())) continue;
+    if (waiting[index].get().suspended) {
+      resume(waiting[index]);
+    } else {
+      open(waiting[index]);
+    }
   }
   for (uint32_t i = 0; i < plan.admit.back(); ++i) {
     if (!admitted[i]) ++waiting[i].get().passed;
@@ -210,6 +229,37 @@ void StepLoop::open(Ref ref) {
   }
   choice.phase.advance(Phase::kPrefilling);
   if (!request.admitted.exchange(true)) events_.push_back(make_event(EventKind::kAdmitted, ref));
+}
+
+void StepLoop::resume(Ref ref) {
+  Choice& choice = ref.get();
+  choice.suspended = false;
+  choice.resumed_at = choice.output.size();
+  const Status status = parts_.runner->resume_sequence(*choice.sequence);
+  if (!status.ok()) fail(*ref.request, status);
+}
+
+void StepLoop::suspend(const StepPlan& plan) {
+  if (plan.suspend.empty()) return;
+  std::vector<bool> leaves(running_.size(), false);
+  for (const uint32_t index : plan.suspend) {
+    const Ref ref = running_[index];
+    Choice& choice = ref.get();
+    if (is_finished(choice)) continue;
+    const Status status = parts_.runner->suspend_sequence(*choice.sequence);
+    if (status.code() == StatusCode::kResourceExhausted) continue;  // it goes on as it was
+    if (!status.ok()) {
+      fail(*ref.request, status);
+      continue;
+    }
+    waiting_.push_back(ref);
+    choice.suspended = true;
+    choice.passed = 0;
+    leaves[index] = true;
+    parts_.metrics->record_preemption();
+  }
+  size_t index = 0;
+  std::erase_if(running_, [&](const Ref&) { return leaves[index++]; });
 }
 
 StepBatch StepLoop::make_batch(const StepPlan& plan) const {

@@ -63,6 +63,9 @@ class StepLoop {
   void apply_rejects(const StepPlan& plan, std::span<const Ref> waiting);
   void admit(const StepPlan& plan, std::span<const Ref> waiting);
   void open(Ref ref);
+  void resume(Ref ref);
+  // Those of the plan go back to the end of the queue.
+  void suspend(const StepPlan& plan);
   StepBatch make_batch(const StepPlan& plan) const;
   void digest(const StepPlan& plan, const StepOutput& output);
   void digest_one(Ref ref, const PlannedWork& work, const LogitsView& logits, uint64_t first_row);

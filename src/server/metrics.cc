@@ -116,7 +116,8 @@ void add_tiers(Families& out, const EngineStats& stats) {
 void add_sparse(Families& out, const SparseStats& sparse) {
   out.gauges("sparse_sequences", "Open sparse sequences, by where their pages lie.", "residence",
              {{"resident", double(sparse.sequences_resident)},
-              {"tiered", double(sparse.sequences_tiered)}});
+              {"tiered", double(sparse.sequences_tiered)},
+              {"suspended", double(sparse.sequences_suspended)}});
   out.gauge("sparse_lease_pages", "Fast pages held by sparse sequences.",
             double(sparse.lease_pages));
   out.gauge("sparse_buffer_pages", "Of these, pages beyond what a step needs.",

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/scheduler.h"
 
+#include <algorithm>
 #include <chrono>
 #include <random>
 #include <vector>
@@ -178,6 +179,68 @@ TEST(Scheduler, StagedPromptsFollowEachOtherAndNobodyWaitsForThem) {
   }
 }
 
+TEST(Scheduler, TheLongestRunningAreSuspendedForOneThatWouldFitThen) {
+  // Decoding: {.., decoded, pages if suspended}.
+  const std::vector<RunningSequence> running = {{5, 5, false, false, 300, 10},
+                                                {5, 5, false, false, 900, 10},
+                                                {5, 5, false, false, 255, 10},  // not long enough
+                                                {5, 5, false, false, 999, 0},   // cannot be
+                                                {5, 4, false, true, 0, 10}};    // its prompt runs
+  SchedulerState state;
+  state.running = running;
+  state.total = {100, 10, 0};
+  state.free = {4, 10, 0};
+  const auto suspended = [&](const WaitingSequence& waiting) {
+    state.waiting = {&waiting, 1};
+    const StepPlan plan = plan_step(state, options(8, 64));
+    EXPECT_EQ(plan.work.size(), running.size() - plan.suspend.size() + plan.admit.size());
+    for (const PlannedWork& work : plan.work) {
+      EXPECT_EQ(std::count(plan.suspend.begin(), plan.suspend.end(), work.sequence), 0);
+    }
+    return plan.suspend;
+  };
+  EXPECT_EQ(suspended({10, {4}}), (std::vector<uint32_t>{}));       // it fits
+  EXPECT_EQ(suspended({10, {14}}), (std::vector<uint32_t>{1}));     // the longest first
+  EXPECT_EQ(suspended({10, {15}}), (std::vector<uint32_t>{0, 1}));  // as many as it takes
+  EXPECT_EQ(suspended({10, {25}}), (std::vector<uint32_t>{}));      // not for nothing
+  EXPECT_EQ(suspended({10, {14, 11}}), (std::vector<uint32_t>{}));  // it can never fit
+  state.free.host_extents = 0;
+  EXPECT_EQ(suspended({10, {14, 1}}), (std::vector<uint32_t>{}));  // pages are not what it lacks
+}
+
+TEST(Scheduler, WhoeverWaitsForWhatASuspendedSequenceHoldsLetsItPass) {
+  // It needs extents of the host, has waited long enough, and nobody runs.
+  const WaitingSequence first = {10, {10, 5}, SchedulerOptions{}.max_passes};
+  const WaitingSequence newcomer = {10, {10}, 0};
+  WaitingSequence holder = {500, {10}, 0};
+  holder.is_suspended = true;
+  const std::vector<WaitingSequence> waiting = {first, newcomer, holder};
+  SchedulerState state;
+  state.waiting = waiting;
+  state.total = {100, 8, 0};
+  state.free = {100, 4, 0};
+  EXPECT_EQ(plan_step(state, options(8, 64)).admit, (std::vector<uint32_t>{2}));
+}
+
+TEST(Scheduler, ASuspendedSequenceResumesInItsTurnWithAToken) {
+  WaitingSequence resumes = {500, {10}, 0};
+  resumes.is_suspended = true;
+  const std::vector<WaitingSequence> waiting = {{10, {10}, 0}, resumes};
+  SchedulerState state;
+  state.waiting = waiting;
+  state.total.pages = 100;
+  state.free.pages = 20;
+  const StepPlan plan = plan_step(state, options(8, 64));
+  EXPECT_EQ(plan.admit, (std::vector<uint32_t>{0, 1}));
+  ASSERT_EQ(plan.work.size(), 2u);
+  EXPECT_EQ(plan.work[0].sequence, 1u);
+  EXPECT_EQ(plan.work[0].tokens, 1u);
+  EXPECT_EQ(plan.work[0].logit_rows, 1u);
+  EXPECT_EQ(plan.work[1].tokens, 10u);
+  state.free.pages = 10;
+  EXPECT_EQ(plan_step(state, options(8, 64)).admit, (std::vector<uint32_t>{0}));
+}
+
 TEST(Scheduler, WithoutChunksAPromptOverTheStepIsRejectedAndOthersRun) {
   SchedulerOptions whole = options(4, 64);
   whole.chunked_prefill = false;
@@ -282,12 +345,14 @@ TEST(Scheduler, AShortRequestIsSoonServedBesideAVeryLongPrompt) {
 
 TEST(Scheduler, RandomTracesKeepEveryPromise) {
   const int traces = kReduced ? 20 : 300;
+  uint64_t suspensions = 0;
   for (int seed = 0; seed < traces; ++seed) {
     std::mt19937_64 random(static_cast<uint64_t>(seed));
     SchedulerOptions mixed = options(1 + static_cast<uint32_t>(random() % 20), 0);
     mixed.max_num_batched_tokens = mixed.max_num_seqs + static_cast<uint32_t>(random() % 100);
     mixed.chunked_prefill = seed % 4 != 0;
     mixed.max_passes = static_cast<uint32_t>(random() % 8);
+    mixed.min_decoded_tokens = 1 + static_cast<uint32_t>(random() % 20);
     const uint64_t page_tokens = std::vector<uint64_t>{1, 2, 16, 64}[random() % 4];
     const uint64_t pages = 20 + random() % 200;
     std::vector<SimRequest> trace;
@@ -305,9 +370,12 @@ TEST(Scheduler, RandomTracesKeepEveryPromise) {
     }
     Simulator simulator(mixed, pages, page_tokens);
     simulator.total_extents = 3 + random() % 8;
+    simulator.may_suspend = seed % 2 == 0;
     expect_all_end(simulator.run(trace));
     if (::testing::Test::HasFailure()) FAIL() << "seed " << seed;
+    suspensions += simulator.suspensions();
   }
+  EXPECT_GT(suspensions, 0u);
 }
 
 // A day of traffic (5 requests a second for 86,400 s, one in ten of them) at the lengths of long

@@ -51,6 +51,7 @@ class Simulator {
   // Requests beyond this queue length arrive later (a client that backs off).
   uint64_t max_waiting = kNever;
   uint64_t total_extents = 0;
+  bool may_suspend = false;
 
   // Runs until nothing is left. Requires: `trace` is ordered by arrival.
   std::vector<SimOutcome> run(const std::vector<SimRequest>& trace) {
@@ -61,7 +62,7 @@ class Simulator {
       while (next < trace.size() && trace[next].arrival_s <= now_s_ &&
              waiting_.size() < max_waiting) {
         outcomes_[next].arrival_step = steps_;
-        waiting_.push_back({next++, 0});
+        waiting_.push_back({next++, 0, {}});
       }
       abort_some();
       if (running_.empty() && waiting_.empty()) {
@@ -78,6 +79,7 @@ class Simulator {
   }
 
   uint64_t steps() const { return steps_; }
+  uint64_t suspensions() const { return suspensions_; }
   double now_s() const { return now_s_; }
 
  private:
@@ -87,10 +89,12 @@ class Simulator {
     uint64_t prefilled = 0;
     uint64_t said = 0;
     uint64_t last_step = 0;
+    uint64_t decoded = 0;  // since it was admitted or resumed
   };
   struct Waiting {
     size_t request = 0;
     uint32_t passed = 0;
+    std::optional<Running> suspended;
   };
 
   uint64_t pages_of(const SimRequest& request) const {
@@ -106,6 +110,9 @@ class Simulator {
   uint64_t free_extents() const {
     uint64_t used = 0;
     for (const Running& running : running_) used += (*trace_)[running.request].host_extents;
+    for (const Waiting& waiting : waiting_) {
+      if (waiting.suspended) used += (*trace_)[waiting.request].host_extents;
+    }
     EXPECT_LE(used, total_extents);
     return total_extents - used;
   }
@@ -128,16 +135,18 @@ class Simulator {
     for (const Running& sequence : running_) {
       const SimRequest& request = (*trace_)[sequence.request];
       running.push_back({request.prompt_tokens, sequence.prefilled, request.wants_prompt_logits,
-                         request.exclusive_prefill});
+                         request.exclusive_prefill, sequence.decoded,
+                         may_suspend ? sequence.pages : 0});
     }
     std::vector<engine::WaitingSequence> waiting;
     for (const Waiting& sequence : waiting_) {
       const SimRequest& request = (*trace_)[sequence.request];
       waiting.push_back({request.prompt_tokens,
-                         {pages_of(request), request.host_extents, 0},
+                         {pages_of(request), sequence.suspended ? 0 : request.host_extents, 0},
                          sequence.passed,
-                         request.wants_prompt_logits,
-                         request.exclusive_prefill});
+                         request.wants_prompt_logits && !sequence.suspended,
+                         request.exclusive_prefill && !sequence.suspended,
+                         sequence.suspended.has_value()});
     }
     engine::SchedulerState state;
     state.running = running;
@@ -154,7 +163,11 @@ class Simulator {
 
   void check(const engine::StepPlan& plan, const engine::SchedulerState& state) const {
     ASSERT_FALSE(plan.empty()) << "no progress at step " << steps_;
-    ASSERT_TRUE(!plan.work.empty() || !plan.reject.empty());
+    ASSERT_TRUE(!plan.work.empty() || !plan.reject.empty() || !plan.suspend.empty());
+    for (const uint32_t index : plan.suspend) {
+      ASSERT_GE(state.running[index].decoded_tokens, options_.min_decoded_tokens);
+      ASSERT_GT(state.running[index].pages_if_suspended, 0u);
+    }
     ASSERT_LE(plan.tokens, options_.max_num_batched_tokens);
     ASSERT_LE(plan.logit_rows, options_.max_logit_rows);
     ASSERT_LE(state.running.size() + plan.admit.size(), options_.max_num_seqs);
@@ -182,7 +195,9 @@ class Simulator {
     for (size_t i = 0; i < state.running.size(); ++i) {
       const engine::RunningSequence& sequence = state.running[i];
       const bool decoding = sequence.prefilled_tokens >= sequence.prompt_tokens;
-      if (decoding) {
+      const bool leaves = std::count(plan.suspend.begin(), plan.suspend.end(), i) > 0;
+      ASSERT_FALSE(leaves && seen[i]);
+      if (decoding && !leaves) {
         ASSERT_TRUE(seen[i]) << "a decode was left out";
       }
     }
@@ -214,7 +229,7 @@ class Simulator {
       ASSERT_EQ(work.tokens, sequence.prompt_tokens) << "a prompt was cut";
     } else {
       const size_t index = plan.admit[work.sequence - state.running.size()];
-      if (state.waiting[index].wants_prompt_logits) return;
+      if (state.waiting[index].wants_prompt_logits || state.waiting[index].is_suspended) return;
       ASSERT_EQ(work.tokens, state.waiting[index].prompt_tokens) << "a prompt was cut";
     }
   }
@@ -232,8 +247,13 @@ class Simulator {
     std::vector<bool> leaves(waiting_.size(), false);
     for (const uint32_t index : plan.admit) {
       const size_t request = waiting_[index].request;
-      running_.push_back({request, pages_of((*trace_)[request]), 0, 0, steps_});
-      outcomes_[request].admitted_step = steps_;
+      if (waiting_[index].suspended) {
+        running_.push_back(*waiting_[index].suspended);
+        running_.back().decoded = 0;
+      } else {
+        running_.push_back({request, pages_of((*trace_)[request]), 0, 0, steps_});
+        outcomes_[request].admitted_step = steps_;
+      }
       leaves[index] = true;
     }
     if (!plan.admit.empty()) {
@@ -271,7 +291,14 @@ class Simulator {
       }
       sequence.last_step = steps_;
       ++sequence.said;
+      ++sequence.decoded;
     }
+    for (const uint32_t index : plan.suspend) {
+      waiting_.push_back({running_[index].request, 0, running_[index]});
+      running_[index].request = kSuspended;
+      ++suspensions_;
+    }
+    std::erase_if(running_, [](const Running& sequence) { return sequence.request == kSuspended; });
     std::erase_if(running_, [this](const Running& sequence) {
       if (sequence.said < (*trace_)[sequence.request].output_tokens) return false;
       outcomes_[sequence.request].finished = true;
@@ -287,7 +314,10 @@ class Simulator {
   std::vector<SimOutcome> outcomes_;
   std::vector<Running> running_;
   std::vector<Waiting> waiting_;
+  static constexpr size_t kSuspended = std::numeric_limits<size_t>::max();
+
   uint64_t steps_ = 0;
+  uint64_t suspensions_ = 0;
   double now_s_ = 0;
 };
 

@@ -277,6 +277,46 @@ TEST_F(SparseEngine, LeasesShrinkForNewcomersAndGrowAgain) {
   expect_clean(*engine);
 }
 
+// Fast memory for one sequence's steps and a half: the others are suspended in turns.
+TEST_F(SparseEngine, SuspendedRequestsResumeWithTheSameTokens) {
+  EngineOptions options = tight("oracle:budget=64");
+  const size_t prompt = 600;
+  const uint64_t output = kReducedCounts ? 300 : 600;
+  options.kv_cache_memory_bytes = 30 * 6 * 4096;
+  const auto engine = open_engine(options);
+  ASSERT_NE(engine, nullptr);
+  std::vector<Scored> alone;
+  for (uint32_t i = 0; i < 3; ++i) {
+    alone.push_back(scored(run_request(*engine, greedy(prompt_of(prompt, 30 + i), output))));
+    ASSERT_EQ(alone.back().size(), output);
+  }
+  EXPECT_EQ(engine->stats().preemptions, 0u);
+  std::vector<std::shared_ptr<RecordingSink>> sinks;
+  for (uint32_t i = 0; i < 3; ++i) {
+    sinks.push_back(std::make_shared<RecordingSink>());
+    ASSERT_TRUE(engine->submit(greedy(prompt_of(prompt, 30 + i), output), sinks.back()).ok());
+  }
+  for (uint32_t i = 0; i < 3; ++i) EXPECT_EQ(scored(sinks[i]->wait()), alone[i]) << i;
+  EXPECT_GT(engine->stats().preemptions, 0u);
+  EXPECT_EQ(engine->stats().sparse.sequences_suspended, 0u);
+  // One that is cancelled while it is suspended leaves nothing behind.
+  std::vector<RequestId> ids;
+  sinks.clear();
+  for (uint32_t i = 0; i < 3; ++i) {
+    sinks.push_back(std::make_shared<RecordingSink>());
+    ids.push_back(*engine->submit(greedy(prompt_of(prompt, 30 + i), output), sinks.back()));
+  }
+  const uint64_t before = engine->stats().preemptions;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (engine->stats().preemptions == before && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  for (const RequestId id : ids) engine->cancel(id);
+  for (const auto& sink : sinks) EXPECT_EQ(sink->wait().ends, 1);
+  expect_clean(*engine);
+  for (const TierStats& tier : engine->stats().kv_tiers) EXPECT_EQ(tier.pages_in_use, 0u);
+}
+
 TEST_F(SparseEngine, AbortsAtAnyMomentLeaveNothingBehind) {
   EngineOptions all = tight(algorithms()[0]);
   all.sparse = algorithms();
