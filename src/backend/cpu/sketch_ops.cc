@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sketches on the CPU: encoding, and how scores and estimates are cut into tasks for the thread
-// pool. Tiles lie at fixed positions of the item, so that no sum depends on the number of threads.
-// Thread: runs on the stream's thread and the pool's workers.
+// How scores and estimates by sketches are cut into tasks for the thread pool. Tiles lie at fixed
+// positions of the item, so that no sum depends on the number of threads. Thread: runs on the
+// stream's thread and the pool's workers.
 #include <algorithm>
-#include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <vector>
 
 #include "backend/cpu/cpu_sparse_ops.h"
 #include "backend/cpu/sketch_kernels.h"
-#include "base/bf16.h"
+#include "backend/cpu/sketch_math.h"
 #include "base/check.h"
 #include "base/checked_math.h"
 
@@ -24,178 +22,6 @@ using layout::DType;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 constexpr int64_t kTileTokens = 1024;         // scores
 constexpr int64_t kEstimateTileTokens = 512;  // a sum of values per tile
-constexpr uint64_t kEncodeTokens = 512;       // per task
-constexpr float kLargestScale = 65504.0f;     // of fp16
-
-// y = H y: one normalised Walsh-Hadamard matrix per power of two in `size`, the largest first.
-void rotate(float* y, int64_t size) {
-  while (size > 0) {
-    const auto block = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(size)));
-    for (int64_t half = 1; half < block; half *= 2) {
-      for (int64_t i = 0; i < block; i += 2 * half) {
-        for (int64_t j = i; j < i + half; ++j) {
-          const float low = y[j];
-          const float high = y[j + half];
-          y[j] = low + high;
-          y[j + half] = low - high;
-        }
-      }
-    }
-    const float norm = 1.0f / std::sqrt(static_cast<float>(block));
-    for (int64_t i = 0; i < block; ++i) y[i] *= norm;
-    y += block;
-    size -= block;
-  }
-}
-
-void load_row(const std::byte* row, DType dtype, int64_t count, float* to) {
-  if (dtype == DType::kF32) {
-    std::memcpy(to, row, static_cast<size_t>(count) * sizeof(float));
-    return;
-  }
-  const auto* from = reinterpret_cast<const base::Bf16*>(row);
-  for (int64_t i = 0; i < count; ++i) to[i] = base::to_float(from[i]);
-}
-
-const std::byte* row_of(const layout::PagedTokens& tokens,
-                        Plane plane,
-                        uint32_t head,
-                        uint64_t token) {
-  return plane == Plane::kKeys ? tokens.key(head, token) : tokens.value(head, token);
-}
-
-// Offset of a token of a head: the first mean or the second one.
-const float* mean_of(const SketchArray& array,
-                     const layout::KvGeometry& geometry,
-                     uint32_t head,
-                     bool second) {
-  return array.means + ((second ? uint64_t{geometry.kv_heads} : 0) + head) * geometry.head_dim;
-}
-
-// Boundaries between neighbouring levels, in units of the rms: code = number of them below.
-struct Boundaries {
-  float at[15];
-  int count = 0;
-};
-
-Boundaries boundaries_of(uint32_t bits) {
-  const SketchLevels levels = sketch_levels(bits);
-  Boundaries result;
-  result.count = (1 << bits) - 1;
-  for (int i = 0; i < result.count; ++i) {
-    const int sum = levels.shifted[static_cast<size_t>(i)] +
-                    levels.shifted[static_cast<size_t>(i) + 1] - 2 * levels.offset;
-    result.at[i] = 0.5f * levels.unit * static_cast<float>(sum);
-  }
-  return result;
-}
-
-// Writes the sketch of y (rotated, without the mean) as token `token` of a head.
-void encode(const float* y,
-            int64_t head_dim,
-            const SketchArray& out,
-            uint32_t head,
-            uint64_t token,
-            const Boundaries& boundaries) {
-  const uint32_t bits = out.bits;
-  const SketchLevels levels = sketch_levels(bits);
-  const uint32_t words = sketch_words(static_cast<uint32_t>(head_dim), bits);
-  float squares = 0.0f;
-  for (int64_t i = 0; i < head_dim; ++i) squares += y[i] * y[i];
-  const float rms = std::sqrt(squares / static_cast<float>(head_dim));
-  const bool usable = rms > 0.0f && std::isfinite(rms);
-  const float inverse = usable ? 1.0f / rms : 0.0f;
-  uint32_t* to =
-      out.head_codes(head, words) + token / kSketchBlockTokens * words * kSketchBlockTokens;
-  const uint64_t lane = token % kSketchBlockTokens;
-  float product = 0.0f;
-  float norm = 0.0f;
-  const uint32_t per_word = 32 / bits;
-  for (uint32_t w = 0; w < words; ++w) {
-    uint32_t word = 0;
-    for (uint32_t i = 0; i < per_word; ++i) {
-      const int64_t d = int64_t{w} * per_word + i;
-      if (d >= head_dim) break;
-      const float u = usable ? y[d] * inverse : 0.0f;
-      uint32_t code = 0;
-      for (int k = 0; k < boundaries.count; ++k) code += u >= boundaries.at[k] ? 1 : 0;
-      word |= code << (i * bits);
-      const auto level = static_cast<float>(levels.shifted[code] - levels.offset);
-      product += u * level;
-      norm += level * level;
-    }
-    to[w * kSketchBlockTokens + lane] = word;
-  }
-  const float scale = usable ? rms * (product / norm) : 0.0f;
-  out.head_scales(head)[token] = base::to_fp16(std::min(scale, kLargestScale));
-}
-
-void add_to_mean(const SketchMeanItem& item, uint32_t head) {
-  const layout::KvGeometry& geometry = item.tokens.geometry;
-  const int64_t dim = geometry.head_dim;
-  std::vector<float> row(static_cast<size_t>(dim));
-  float* mean = item.mean + head * dim;
-  if (item.begin) std::fill_n(mean, dim, 0.0f);
-  for (uint64_t t = item.first; t < item.first + item.count; ++t) {
-    load_row(row_of(item.tokens, item.plane, head, t), geometry.dtype, dim, row.data());
-    for (int64_t i = 0; i < dim; ++i) mean[i] += row[static_cast<size_t>(i)];
-  }
-  if (item.factor == 0.0f) return;
-  for (int64_t i = 0; i < dim; ++i) mean[i] *= item.factor;
-}
-
-// Tokens [begin, end) of the output. `begin` is the first one or begins a block.
-void encode_range(const EncodeSketchItem& item, uint32_t head, uint64_t begin, uint64_t end) {
-  const layout::KvGeometry& geometry = item.tokens.geometry;
-  const int64_t dim = geometry.head_dim;
-  const uint32_t words = sketch_words(geometry.head_dim, item.out.bits);
-  const Boundaries boundaries = boundaries_of(item.out.bits);
-  std::vector<float> y(static_cast<size_t>(dim));
-  for (uint64_t t = begin; t < end; ++t) {
-    if (t % kSketchBlockTokens == 0) {
-      std::memset(item.out.head_codes(head, words) + t * words, 0,
-                  size_t{words} * kSketchBlockTokens * sizeof(uint32_t));
-      std::fill_n(item.out.head_scales(head) + t, kSketchBlockTokens, base::Fp16{});
-    }
-    const uint64_t from = item.first + (t - item.out_first);
-    load_row(row_of(item.tokens, item.plane, head, from), geometry.dtype, dim, y.data());
-    const float* mean = mean_of(item.out, geometry, head, t >= item.out.split);
-    for (int64_t i = 0; i < dim; ++i) y[static_cast<size_t>(i)] -= mean[i];
-    rotate(y.data(), dim);
-    encode(y.data(), dim, item.out, head, t, boundaries);
-  }
-}
-
-struct EncodeTask {
-  const EncodeSketchItem* item = nullptr;
-  uint32_t head = 0;
-  uint64_t begin = 0;
-  uint64_t end = 0;
-};
-
-void check_array(const SketchArray& array, uint64_t tokens) {
-  SPIN_CHECK(array.bits == 1 || array.bits == 2 || array.bits == 4);
-  SPIN_CHECK(array.capacity % kSketchBlockTokens == 0 && tokens <= array.capacity);
-  SPIN_CHECK(array.split % kSketchBlockTokens == 0);
-}
-
-Status run_encode(const std::vector<EncodeSketchItem>& items, base::ThreadPool& pool) {
-  std::vector<EncodeTask> tasks;
-  for (const EncodeSketchItem& item : items) {
-    for (uint32_t head = 0; head < item.tokens.geometry.kv_heads; ++head) {
-      const uint64_t end = item.out_first + item.count;
-      for (uint64_t t = item.out_first; t < end;) {
-        const uint64_t next = std::min(end, (t / kEncodeTokens + 1) * kEncodeTokens);
-        tasks.push_back({&item, head, t, next});
-        t = next;
-      }
-    }
-  }
-  pool.parallel_for(tasks.size(), [&](size_t i, uint32_t) {
-    encode_range(*tasks[i].item, tasks[i].head, tasks[i].begin, tasks[i].end);
-  });
-  return ok_status();
-}
 
 // What the query heads of one (row, KV head) become before they meet the codes.
 struct PreparedQuery {
@@ -588,31 +414,6 @@ SketchCall sketch_call(TensorRef q, const layout::KvGeometry& geometry, float sc
 
 }  // namespace
 
-void CpuSparseOps::enqueue_sketch_mean(std::span<const SketchMeanItem> items, StreamRef stream) {
-  std::vector<SketchMeanItem> copy(items.begin(), items.end());
-  for (const SketchMeanItem& item : copy) {
-    SPIN_CHECK(item.first + item.count <= item.tokens.tokens);
-  }
-  stream.enqueue_task([this, copy = std::move(copy)] {
-    for (const SketchMeanItem& item : copy) {
-      pool_.parallel_for(item.tokens.geometry.kv_heads, [&](size_t head, uint32_t) {
-        add_to_mean(item, static_cast<uint32_t>(head));
-      });
-    }
-    return ok_status();
-  });
-}
-
-void CpuSparseOps::enqueue_encode_sketch(std::span<const EncodeSketchItem> items,
-                                         StreamRef stream) {
-  std::vector<EncodeSketchItem> copy(items.begin(), items.end());
-  for (const EncodeSketchItem& item : copy) {
-    check_array(item.out, item.out_first + item.count);
-    SPIN_CHECK(item.first + item.count <= item.tokens.tokens);
-  }
-  stream.enqueue_task([this, copy = std::move(copy)] { return run_encode(copy, pool_); });
-}
-
 void CpuSparseOps::enqueue_score_sketch(TensorRef q,
                                         std::span<const ScoreSketchItem> items,
                                         const layout::KvGeometry& geometry,
@@ -621,7 +422,7 @@ void CpuSparseOps::enqueue_score_sketch(TensorRef q,
   const SketchCall call = sketch_call(q, geometry, scale);
   std::vector<ScoreSketchItem> copy(items.begin(), items.end());
   for (const ScoreSketchItem& item : copy) {
-    check_array(item.keys, (uint64_t{item.first} + item.count) * geometry.page_tokens);
+    check_sketches(item.keys, (uint64_t{item.first} + item.count) * geometry.page_tokens);
     SPIN_CHECK(item.row < static_cast<uint64_t>(q.rows) && item.count <= item.score_stride);
   }
   stream.enqueue_task([this, call, copy = std::move(copy)] {
@@ -637,8 +438,8 @@ void CpuSparseOps::enqueue_estimate_sketch(TensorRef q,
   const SketchCall call = sketch_call(q, geometry, scale);
   std::vector<EstimateSketchItem> copy(items.begin(), items.end());
   for (const EstimateSketchItem& item : copy) {
-    check_array(item.keys, item.tokens);
-    check_array(item.values, item.tokens);
+    check_sketches(item.keys, item.tokens);
+    check_sketches(item.values, item.tokens);
     SPIN_CHECK(item.keys.split == item.values.split);
     SPIN_CHECK(item.values.bits == 2 && item.row < static_cast<uint64_t>(q.rows));
   }
