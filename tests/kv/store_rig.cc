@@ -93,6 +93,14 @@ RigSequence::RigSequence(StoreRig& rig, const RigShape& shape, uint64_t seed)
   const layout::KvGeometry& geometry = rig.geometry();
   sealed_.resize(index(geometry.layers, 0));
   zone_.resize(sealed_.size());
+  // Where kernels would write maps and pinned pages; room for the largest.
+  maps_.resize(geometry.layers);
+  kernel_map_.counts.resize(geometry.kv_heads);
+  kernel_map_.starts.resize(size_t{geometry.kv_heads} * (shape.shape.max_tokens + 2));
+  kernel_map_.tokens.resize(kernel_map_.starts.size());
+  pin_counts_.resize(geometry.kv_heads);
+  pin_ids_.resize(size_t{geometry.kv_heads} * shape.shape.zone_pages);
+  pin_tokens_.assign(pin_ids_.size(), static_cast<uint8_t>(geometry.page_tokens));
   layers_.resize(geometry.layers);
   for (uint32_t layer = 0; layer < geometry.layers; ++layer) {
     LayerBuffers& buffers = layers_[layer];
@@ -168,22 +176,18 @@ const layout::PageMap* RigSequence::deal_out(uint32_t layer,
     starts[pages] = at;
     map.counts[head] = pages;
   }
-  // The arrays are where a kernel would write them; room for the largest map.
-  kernel_map_.counts.resize(std::max(kernel_map_.counts.size(), map.counts.size()));
-  const size_t most = size_t{geometry.kv_heads} * (shape_.shape.max_tokens + 2);
-  kernel_map_.starts.resize(most);
-  kernel_map_.tokens.resize(most);
-  map_.counts = kernel_map_.counts.data();
-  map_.starts = kernel_map_.starts.data();
-  map_.token_ids = kernel_map_.tokens.data();
-  map_.page_stride = page_stride;
-  map_.token_stride = count;
+  layout::PageMap& view = maps_[layer];
+  view.counts = kernel_map_.counts.data();
+  view.starts = kernel_map_.starts.data();
+  view.token_ids = kernel_map_.tokens.data();
+  view.page_stride = page_stride;
+  view.token_stride = count;
   rig_.stream().enqueue_host([this, map = std::move(map)] {
     std::copy(map.counts.begin(), map.counts.end(), kernel_map_.counts.begin());
     std::copy(map.starts.begin(), map.starts.end(), kernel_map_.starts.begin());
     std::copy(map.tokens.begin(), map.tokens.end(), kernel_map_.tokens.begin());
   });
-  return &map_;
+  return &view;
 }
 
 layout::PageList RigSequence::pin_pages(uint32_t layer,
@@ -205,9 +209,6 @@ layout::PageList RigSequence::pin_pages(uint32_t layer,
     counts[head] = static_cast<uint32_t>(zone.size());
     std::copy(zone.begin(), zone.end(), ids.begin() + size_t{head} * stride);
   }
-  pin_counts_.resize(counts.size());
-  pin_ids_.resize(ids.size());
-  pin_tokens_.assign(ids.size(), static_cast<uint8_t>(geometry.page_tokens));
   rig_.stream().enqueue_host([this, counts, ids] {
     std::copy(counts.begin(), counts.end(), pin_counts_.begin());
     std::copy(ids.begin(), ids.end(), pin_ids_.begin());

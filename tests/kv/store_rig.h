@@ -151,7 +151,7 @@ class RigSequence {
   std::vector<float> staging_;  // pages with identity slots
   std::vector<uint32_t> staging_slots_;
   MapArrays kernel_map_;
-  layout::PageMap map_;
+  std::vector<layout::PageMap> maps_;  // [layers]; what they point to is shared
   std::vector<uint32_t> pin_ids_, pin_counts_;
   std::vector<uint8_t> pin_tokens_;
   std::vector<LayerBuffers> layers_;
