@@ -65,6 +65,7 @@ struct SealItem {
   layout::Tail tail;
   uint32_t pages = 0;  // whole pages
   uint8_t epoch = 0;
+  layout::ReuseProbe reuse = {};  // tiered heads only
 };
 
 // Puts a layer of a prompt into the tiers. Tokens [0, sinks) and those from the tail's first on

@@ -4,7 +4,7 @@
 //
 // Water-filling by marginal hit gain: starting from mandatory, slots go step by step to the
 // sequence whose next buffer slots save most fetches per slot, by its measured miss-ratio curve
-// (hit ages for smaller buffers, sampled ghost stamps for larger ones); without a measurement the
+// (kv/gain_curve.h: hits for smaller buffers, sampled ghosts for larger ones); without one the
 // curve is that of a buffer of 4 x mandatory. Thread: pure function.
 #pragma once
 

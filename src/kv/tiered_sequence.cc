@@ -268,6 +268,7 @@ backend::SealItem TieredSequence::seal_item(uint32_t layer, uint32_t pages) {
   item.tail = impl.tail(layer);
   item.pages = pages;
   item.epoch = impl.epoch;
+  item.reuse = impl.reuse_probe(layer);
   const uint64_t tokens = uint64_t{pages} * impl.geometry.page_tokens;
   SPIN_CHECK(tokens <= item.tail.tokens);
   if (!impl.is_flat(layer)) {

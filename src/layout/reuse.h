@@ -56,6 +56,13 @@ SPIN_HOST_DEVICE constexpr uint64_t sampled_heads(uint64_t heads) {
   return runs + (heads % kReuseSampling > runs * 5 % kReuseSampling ? 1 : 0);
 }
 
+// List of head `h` of the layer; null: it keeps none.
+SPIN_HOST_DEVICE inline uint32_t* ghosts_of(const ReuseProbe& probe, uint32_t h) {
+  const uint64_t head = uint64_t{probe.first_head} + h;
+  if (probe.ghost_pages == 0 || !is_sampled_head(head)) return nullptr;
+  return probe.ghosts + sampled_heads(head) * probe.ghost_pages;
+}
+
 // Epochs wrap at a multiple of 16.
 SPIN_HOST_DEVICE constexpr bool is_turn(uint64_t head, uint8_t epoch) {
   return (head + epoch) % kReuseSampling == 0;

@@ -388,8 +388,9 @@ void KvOpsConformance::place(const backend::PlaceItem& item) {
 void KvOpsConformance::seal(TieredHeads& heads,
                             const layout::Tail& tail,
                             uint32_t pages,
-                            uint8_t epoch) {
-  const backend::SealItem item{device_heads(heads), tail, pages, epoch};
+                            uint8_t epoch,
+                            const layout::ReuseProbe& reuse) {
+  const backend::SealItem item{device_heads(heads), tail, pages, epoch, reuse};
   kv_ops().enqueue_seal({&item, 1}, tiers_, stream());
   const Status status = stream().wait_idle();
   ASSERT_TRUE(status.ok()) << status.to_string();

@@ -137,7 +137,11 @@ class KvOpsConformance : public AttentionConformance {
   // Operations on one sequence, waited for.
   void append_tokens(TieredHeads& heads, const layout::Tail& tail, uint64_t first, uint32_t count);
   void place(const backend::PlaceItem& item);
-  void seal(TieredHeads& heads, const layout::Tail& tail, uint32_t pages, uint8_t epoch);
+  void seal(TieredHeads& heads,
+            const layout::Tail& tail,
+            uint32_t pages,
+            uint8_t epoch,
+            const layout::ReuseProbe& reuse = {});
   void repack(const backend::RepackTailItem& item);
   static layout::HeadPages* device_heads(const TieredHeads& heads) {
     return heads.heads.device.as<layout::HeadPages>();

@@ -159,8 +159,17 @@ TEST_P(KvOpsConformance, SealingTakesEmptyEntriesFirstThenTheOldestAndTheyMayLea
   read({4, 10}, 3);
   append_tokens(heads, tail, 96, 8);
   tail.tokens = 16;
-  seal(heads, tail, 2, 4);
+  const backend::Buffer ghosts = upload<uint32_t>(std::vector<uint32_t>(4, kNoPage));
+  const backend::Buffer counts =
+      upload<layout::ReuseCounters>(std::vector<layout::ReuseCounters>(3));
+  layout::ReuseProbe reuse;
+  reuse.counters = counts.as<layout::ReuseCounters>();
+  reuse.ghosts = ghosts.as<uint32_t>();
+  reuse.ghost_pages = 4;
+  seal(heads, tail, 2, 4, reuse);
   expect_resident(heads, {10, 11, 12});  // 3 was the oldest, then the first of those of epoch 3
+  // The head that is sampled remembers what had to leave.
+  EXPECT_EQ(read_back<uint32_t>(ghosts, 4), (std::vector<uint32_t>{3, 4, kNoPage, kNoPage}));
   // A step that needs the whole cache gets it.
   const Retrieved found = read({1, 2, 3}, 4);
   ASSERT_TRUE(found.status.ok()) << found.status.to_string();

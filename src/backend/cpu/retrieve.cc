@@ -128,11 +128,10 @@ void measure_turn(const HeadCall& call) {
 
 // The victims are chosen and still in their entries.
 void measure_misses(const HeadCall& call, uint32_t misses) {
-  if (call.reuse == nullptr || call.reuse->ghost_pages == 0) return;
+  if (call.reuse == nullptr) return;
   const layout::ReuseProbe& probe = *call.reuse;
-  const uint64_t number = uint64_t{probe.first_head} + call.index;
-  if (!layout::is_sampled_head(number)) return;
-  uint32_t* ghosts = probe.ghosts + layout::sampled_heads(number) * probe.ghost_pages;
+  uint32_t* ghosts = layout::ghosts_of(probe, call.index);
+  if (ghosts == nullptr) return;
   layout::count_ghosts(*call.head, call.pages, call.missing, misses, probe, ghosts,
                        probe.counters[call.index]);
   layout::give_up(*call.head, call.victims, misses, ghosts, probe.ghost_pages);

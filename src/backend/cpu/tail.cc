@@ -10,6 +10,7 @@
 #include "backend/cpu/small_loop.h"
 #include "base/bf16.h"
 #include "layout/residency.h"
+#include "layout/reuse.h"
 
 namespace spin::backend::cpu {
 namespace {
@@ -72,6 +73,9 @@ bool seal_head(const SealItem& item, uint32_t h, const TieredPoolRef& pool) {
   layout::sweep_if_due(head, item.epoch);
   std::vector<uint32_t> victims(item.pages);
   const uint32_t cached = layout::choose_victims(head, item.epoch, item.pages, victims.data());
+  if (uint32_t* ghosts = layout::ghosts_of(item.reuse, h); ghosts != nullptr) {
+    layout::give_up(head, victims.data(), cached, ghosts, item.reuse.ghost_pages);
+  }
   for (uint32_t t = 0; t < item.pages; ++t) {
     const uint32_t from = layout::tail_entry(head, item.tail, t);
     layout::set_entry(head, from, kNoPage);
