@@ -277,6 +277,25 @@ TEST_F(SparseEngine, LeasesShrinkForNewcomersAndGrowAgain) {
   expect_clean(*engine);
 }
 
+// By the assumed curve a lease of 5 x mandatory gains nothing from more. This request finds that it
+// does, since every fetch is for a page that it had before.
+TEST_F(SparseEngine, ALoneLeaseGrowsOnceItsGainIsMeasured) {
+  const auto roomy = open_engine(this->options("oracle:budget=64"));
+  ASSERT_NE(roomy, nullptr);
+  EngineOptions options = this->options("oracle:budget=64");
+  options.host_memory_bytes = 64 << 20;
+  options.kv_cache_memory_bytes = 150 * 6 * 4096;  // of 235
+  for (const uint64_t output : {40, 280}) {
+    const auto engine = open_engine(options);
+    ASSERT_NE(engine, nullptr);
+    const GenerateRequest request = greedy(prompt_of(1600, 8), output);
+    EXPECT_EQ(scored(run_request(*engine, request)), scored(run_request(*roomy, request)));
+    EXPECT_GT(engine->stats().sparse.page_misses, 0u);
+    EXPECT_EQ(engine->stats().sparse.lease_resizes > 0, output > 40);
+    expect_clean(*engine);
+  }
+}
+
 // Fast memory for one sequence's steps and a half: the others are suspended in turns.
 TEST_F(SparseEngine, SuspendedRequestsResumeWithTheSameTokens) {
   EngineOptions options = tight("oracle:budget=64");
