@@ -58,7 +58,7 @@ std::string ParityShape::name() const {
          std::to_string(group) + (dtype == layout::DType::kF32 ? "_f32" : "_bf16");
 }
 
-Conversation::Conversation(const ParityShape& shape, uint64_t tokens, uint64_t seed, bool numbered)
+Conversation::Conversation(const ParityShape& shape, uint64_t tokens, uint64_t seed, Kind kind)
     : shape_(shape), tokens_(tokens), seed_(base::mix64(seed)) {
   const uint64_t columns = uint64_t{shape.kv_heads} * shape.head_dim;
   for (uint32_t layer = 0; layer < shape.layers; ++layer) {
@@ -71,8 +71,10 @@ Conversation::Conversation(const ParityShape& shape, uint64_t tokens, uint64_t s
       keys[i] = topic(layer, head, token / kTopicTokens, dimension) +
                 0.5f * noise(2 * layer, token, i % columns);
       values[i] = noise(2 * layer + 1, token, i % columns);
-      if (numbered && dimension == 0) values[i] = static_cast<float>(token % 128);
-      if (numbered && dimension == 1) values[i] = static_cast<float>(token / 128);
+      if (kind == Kind::kEqualKeys) keys[i] = topic(layer, head, 0, dimension);
+      if (kind != Kind::kNumbered) continue;
+      if (dimension == 0) values[i] = static_cast<float>(token % 128);
+      if (dimension == 1) values[i] = static_cast<float>(token / 128);
     }
     keys_.push_back(std::move(keys));
     values_.push_back(std::move(values));

@@ -40,9 +40,14 @@ struct ParityShape {
 // either looks for one token far back (needle) or for nothing in particular (diffuse).
 class Conversation {
  public:
-  // `numbered`: values 0 and 1 of every head of token t are t % 128 and t / 128, so that a page
-  // tells whose tokens it holds.
-  Conversation(const ParityShape& shape, uint64_t tokens, uint64_t seed, bool numbered = false);
+  enum class Kind : uint8_t {
+    kTopics,
+    // Values 0 and 1 of every head of token t are t % 128 and t / 128, so that a page tells whose
+    // tokens it holds.
+    kNumbered,
+    kEqualKeys,  // one key for all tokens of a head
+  };
+  Conversation(const ParityShape& shape, uint64_t tokens, uint64_t seed, Kind kind = Kind::kTopics);
 
   uint64_t tokens() const { return tokens_; }
   // Rows of one layer, f32, as TensorRef of `count` tokens from `first` on.

@@ -353,7 +353,7 @@ void check_index(const ParityRow& row, const ParityShape& shape) {
 
 void check_zones(const ParityRow& row, const ParityShape& shape) {
   const uint64_t prompt = prompt_tokens(row, shape);
-  const Conversation conversation(shape, prompt + kSteps, 4, true);
+  const Conversation conversation(shape, prompt + kSteps, 4, Conversation::Kind::kNumbered);
   const Outcome resident =
       Parity(shape).run(row.small_spec(), conversation, prompt, {}, Between::kNothing, true);
   uint64_t total = 0;

@@ -3,6 +3,8 @@
 // dense layers, contexts below an algorithm's minimum, and the trace of what was selected.
 #include "sparse/pipeline.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -247,6 +249,36 @@ TEST_F(PipelineStep, AContextBelowTheMinimumIsDenseAndAnIndexIsThereWhenItGrows)
     EXPECT_EQ(sequence->counters().selections, (dense.size() - 5) * shape.kv_heads);
     EXPECT_TRUE(differs);  // the budget does not cover the context any more
   }
+}
+
+TEST_F(PipelineStep, AnEstimatedPartIsMergedWithTheExactOne) {
+  // Clusters of equal keys are estimated exactly: with all that is not retrieved estimated, the
+  // step is dense attention. Without the merge it is a mean over the zones and two clusters.
+  const ParityShape shape{.kv_heads = 2, .group = 2};
+  const uint64_t prompt = 400;
+  const Conversation conversation(shape, prompt + kSteps, 13, Conversation::Kind::kEqualKeys);
+  const Outputs dense = dense_outputs(*device_, shape, conversation, prompt);
+  const Outputs merged =
+      alone(shape, "retroinfer:budget=32,update=16,estimate=1", conversation, prompt, {false, 0});
+  // Equal keys give equal weights, so dense attention is a mean of n values below 1. Sums of n
+  // floats are off by n u; scores through centroids (sums of n keys below 2, then products with
+  // queries below 5) by n u times their magnitude, and weights by twice that.
+  const double n = static_cast<double>(conversation.tokens());
+  const double score = n / (1 << 24) * shape.head_dim * 2 * 5 / 8;  // scale is 1/8
+  const double tolerance = std::expm1(2 * score) + 4 * n / (1 << 24);
+  for (size_t step = 0; step < dense.size(); ++step) {
+    for (size_t i = 0; i < dense[step].size(); ++i) {
+      ASSERT_NEAR(merged[step][i], dense[step][i], tolerance) << step << " " << i;
+    }
+  }
+  // The bound tells the two apart.
+  const Outputs streamed =
+      alone(shape, "streaming:budget=96,sinks=8", conversation, prompt, {false, 0});
+  double difference = 0;
+  for (size_t i = 0; i < dense[0].size(); ++i) {
+    difference = std::max<double>(difference, std::abs(streamed[0][i] - dense[0][i]));
+  }
+  EXPECT_GT(difference, 4 * tolerance);
 }
 
 TEST_F(PipelineStep, ADroppedStepLeavesNoTrace) {
