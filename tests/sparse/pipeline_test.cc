@@ -252,14 +252,14 @@ TEST_F(PipelineStep, AContextBelowTheMinimumIsDenseAndAnIndexIsThereWhenItGrows)
 }
 
 TEST_F(PipelineStep, AnEstimatedPartIsMergedWithTheExactOne) {
-  // Clusters of equal keys are estimated exactly: with all that is not retrieved estimated, the
-  // step is dense attention. Without the merge it is a mean over the zones and two clusters.
+  // Equal keys are one cluster, with more pages than may be retrieved, so it is estimated; and an
+  // estimate of equal keys is exact. Without the merge the step is a mean over the zones.
   const ParityShape shape{.kv_heads = 2, .group = 2};
-  const uint64_t prompt = 400;
+  const uint64_t prompt = 1000;
   const Conversation conversation(shape, prompt + kSteps, 13, Conversation::Kind::kEqualKeys);
   const Outputs dense = dense_outputs(*device_, shape, conversation, prompt);
   const Outputs merged =
-      alone(shape, "retroinfer:budget=32,update=16,estimate=1", conversation, prompt, {false, 0});
+      alone(shape, "retroinfer:budget=32,update=16", conversation, prompt, {false, 0});
   // Equal keys give equal weights, so dense attention is a mean of n values below 1. Sums of n
   // floats are off by n u; scores through centroids (sums of n keys below 2, then products with
   // queries below 5) by n u times their magnitude, and weights by twice that.
