@@ -17,6 +17,7 @@ int run_generate(const GenerateOptions& options, SignalWatcher& signals);
 int run_serve(const ServeOptions& options, SignalWatcher& signals);
 int run_eval(const EvalOptions& options, SignalWatcher& signals);
 int run_inspect(const InspectOptions& options);
+int run_plan(const PlanOptions& options);
 
 // The error's message; where its param() is the field of a flag of `table`, the flag's name too.
 std::string describe(const Status& status, const FlagTable& table);

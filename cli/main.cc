@@ -41,6 +41,8 @@ int run(const CommandLine& line, LogLevel level) {
       return run_eval(line.eval, **signals);
     case Command::kInspect:
       return run_inspect(line.inspect);
+    case Command::kPlan:
+      return run_plan(line.plan);
     case Command::kNone:
       break;
   }
@@ -57,6 +59,8 @@ LogLevel log_level(const CommandLine& line) {
       return LogLevel::kWarning;
     case Command::kInspect:
       return line.inspect.log_level;
+    case Command::kPlan:
+      return line.plan.log_level;
     case Command::kNone:
       break;
   }

@@ -397,6 +397,7 @@ std::string program_help() {
          "  serve      serves a model on an OpenAI-compatible HTTP API\n"
          "  eval       compares sparse attention with dense attention\n"
          "  inspect    prints what a checkpoint holds and what memory it needs\n"
+         "  plan       prints what a context and a batch take in each memory tier\n"
          "\n"
          "Options:\n"
          "  -h, --help   prints this text; 'spin COMMAND --help' that of a command\n"
@@ -452,11 +453,15 @@ CommandLine parse_command_line(std::span<const std::string> args, const Environm
   } else if (name == "inspect") {
     line.command = Command::kInspect;
     table = inspect_flags(line.inspect);
+  } else if (name == "plan") {
+    line.command = Command::kPlan;
+    table = plan_flags(line.plan);
   } else {
     return usage_error(
-        "", Status(StatusCode::kInvalidArgument,
-                   fmt::format("expected a command (generate, serve, eval or inspect), found {}",
-                               base::quote_text(name))));
+        "",
+        Status(StatusCode::kInvalidArgument,
+               fmt::format("expected a command (generate, serve, eval, inspect or plan), found {}",
+                           base::quote_text(name))));
   }
   Status status = table->parse(rest, environment);
   if (status.code() == StatusCode::kCancelled) return text_only(table->help());

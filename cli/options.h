@@ -12,6 +12,7 @@
 #include "cli/eval_options.h"
 #include "cli/flag_table.h"
 #include "spin/options.h"
+#include "spin/plan.h"
 #include "spin/request.h"
 #include "spin/status.h"
 
@@ -87,12 +88,19 @@ struct InspectOptions {
   LogLevel log_level = LogLevel::kWarning;
 };
 
+struct PlanOptions {
+  PlanQuestion question;
+  bool json = false;
+  LogLevel log_level = LogLevel::kWarning;
+};
+
 // Lifetime: the options outlive the table.
 FlagTable generate_flags(GenerateOptions& options);
 FlagTable serve_flags(ServeOptions& options);
 FlagTable inspect_flags(InspectOptions& options);
+FlagTable plan_flags(PlanOptions& options);  // cli/plan.cc
 
-enum class Command : uint8_t { kNone, kGenerate, kServe, kEval, kInspect };
+enum class Command : uint8_t { kNone, kGenerate, kServe, kEval, kInspect, kPlan };
 
 // What main() has to do.
 struct CommandLine {
@@ -101,6 +109,7 @@ struct CommandLine {
   ServeOptions serve;
   EvalOptions eval;
   InspectOptions inspect;
+  PlanOptions plan;
   // Where no command is to be run (help, version, a usage error): the exit code and what to print
   // first, on standard output for code 0, else on standard error.
   int exit_code = 0;

@@ -17,7 +17,7 @@ import sys
 
 program, page = sys.argv[1], pathlib.Path(sys.argv[2])
 text = page.read_text(encoding="utf-8")
-for command in ("spin", "generate", "serve", "eval", "eval ruler", "eval ppl", "eval agreement", "inspect"):
+for command in ("spin", "generate", "serve", "eval", "eval ruler", "eval ppl", "eval agreement", "inspect", "plan"):
     arguments = ["--help"] if command == "spin" else [*command.split(), "--help"]
     help_text = subprocess.run([program, *arguments], check=True, capture_output=True, text=True).stdout
     block = f"<!-- help {command} -->\n```text\n{help_text}```\n<!-- end -->"

@@ -74,14 +74,14 @@ TEST(Options, HelpOfTheProgramNamesEveryCommand) {
   for (const char* spelling : {"--help", "-h"}) {
     const CommandLine line = parse({spelling});
     EXPECT_EQ(line.exit_code, kExitOk);
-    for (const char* command : {"generate", "serve", "inspect"}) {
+    for (const char* command : {"generate", "serve", "eval", "inspect", "plan"}) {
       EXPECT_THAT(line.text, HasSubstr(std::string("  ") + command + " "));
     }
   }
 }
 
 TEST(Options, HelpOfACommandNeedsNoModelAndNoValidEnvironment) {
-  for (const char* command : {"generate", "serve", "inspect"}) {
+  for (const char* command : {"generate", "serve", "inspect", "plan"}) {
     const CommandLine line = parse({command, "--help"}, {{"SPIN_PORT", "tcp://10.0.0.1:80"}});
     EXPECT_EQ(line.exit_code, kExitOk) << line.text;
     EXPECT_THAT(line.text, StartsWith(std::string("Usage: spin ") + command));
