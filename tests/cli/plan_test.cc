@@ -22,15 +22,15 @@ CommandLine parse(const std::vector<std::string>& args) {
   return parse_command_line(args, [](const char*) -> const char* { return nullptr; });
 }
 
-struct Run {
+struct Ended {
   int exit_code = 0;
   std::string output;
   std::string error;
 };
 
-Run run_program(const std::vector<std::string>& args) {
+Ended run_program(const std::vector<std::string>& args) {
   Program program({.args = args});
-  Run run;
+  Ended run;
   run.exit_code = program.wait();
   run.output = program.output();
   run.error = program.error();
@@ -92,10 +92,10 @@ TEST(PlanProgram, JsonAndTextTellTheSameBytes) {
                                          "--fast-memory", "51539607552"};
   std::vector<std::string> with_json = args;
   with_json.push_back("--json");
-  const Run json_run = run_program(with_json);
+  const Ended json_run = run_program(with_json);
   ASSERT_EQ(json_run.exit_code, kExitOk) << json_run.error;
   const auto json = nlohmann::json::parse(json_run.output);
-  const Run text_run = run_program(args);
+  const Ended text_run = run_program(args);
   ASSERT_EQ(text_run.exit_code, kExitOk) << text_run.error;
   uint64_t fast = 0;
   for (const auto& line : json["lines"]) {
@@ -110,10 +110,10 @@ TEST(PlanProgram, JsonAndTextTellTheSameBytes) {
 }
 
 TEST(PlanProgram, NamesTheFlagAtFault) {
-  const Run run = run_program({"plan", model(), "--context", "1000000"});
+  const Ended run = run_program({"plan", model(), "--context", "1000000"});
   EXPECT_EQ(run.exit_code, kExitFailure);
   EXPECT_THAT(run.error, HasSubstr("131072"));
-  const Run unknown = run_program({"plan", model(), "--sparse", "nothing"});
+  const Ended unknown = run_program({"plan", model(), "--sparse", "nothing"});
   EXPECT_EQ(unknown.exit_code, kExitFailure);
   EXPECT_THAT(unknown.error, HasSubstr("nothing"));
 }
