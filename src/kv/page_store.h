@@ -40,7 +40,7 @@ class TieredSequence;
 struct PageStoreOptions {
   layout::KvGeometry geometry;
   uint64_t fast_pages = 0;
-  uint64_t host_bytes = 0;  // 0: no host tier; everything stays in fast memory
+  uint64_t host_bytes = 0;     // 0: no host tier; everything stays in fast memory
   uint32_t extent_pages = 32;  // kv::extent_pages_for()
   // Share of the fast slots in use from which sealed pages are written to the host ahead of need.
   double write_through_at = 0.7;

@@ -125,9 +125,9 @@ struct SelectItem {
 struct EstimateItem {
   SequenceIndex* index = nullptr;
   uint64_t row = 0;
-  layout::PageList list;         // attended exactly
-  float* part = nullptr;         // out [q_heads, head_dim]
-  float* log_sum_exp = nullptr;  // out [q_heads]
+  layout::PageList list;          // attended exactly
+  float* part = nullptr;          // out [q_heads, head_dim]
+  float* log_sum_exp = nullptr;   // out [q_heads]
   uint64_t tail_first_token = 0;  // its position
 };
 
