@@ -111,9 +111,14 @@ std::string sparse_statistics_text(const Statistics& stats) {
   }
   out += fmt::format("metadata     tables {}, summaries {} at most\n",
                      bytes_text(s.table_bytes_peak), bytes_text(s.summary_bytes_peak));
-  out += fmt::format("pages        {} hits, {} misses, {} evictions; {} fetched, {} offloaded\n",
-                     s.page_hits, s.page_misses, s.page_evictions, bytes_text(s.bytes_fetched),
-                     bytes_text(s.bytes_offloaded));
+  out += fmt::format(
+      "pages        {} hits, {} misses, {} evictions; {} fetched in {:.3f} s, {} offloaded\n",
+      s.page_hits, s.page_misses, s.page_evictions, bytes_text(s.bytes_fetched), s.fetch_stall_s,
+      bytes_text(s.bytes_offloaded));
+  if (s.overflows > 0) {
+    out += fmt::format("             {} selected partitions did not fit and were estimated\n",
+                       s.overflows);
+  }
   return out;
 }
 
@@ -132,6 +137,8 @@ nlohmann::ordered_json sparse_statistics_json(const Statistics& stats) {
   object["page_misses"] = s.page_misses;
   object["page_evictions"] = s.page_evictions;
   object["bytes_fetched"] = s.bytes_fetched;
+  object["fetch_stall_s"] = s.fetch_stall_s;
+  object["overflows"] = s.overflows;
   object["bytes_offloaded"] = s.bytes_offloaded;
   object["lease_resizes"] = s.lease_resizes;
   object["table_bytes_peak"] = s.table_bytes_peak;

@@ -54,6 +54,8 @@ struct SparseStats {
   uint64_t page_evictions = 0;
   uint64_t page_faults = 0;  // host pages that were not what they should be
   uint64_t bytes_fetched = 0;
+  double fetch_stall_s = 0;  // steps waited for fetches
+  uint64_t overflows = 0;    // selected partitions that did not fit and were estimated instead
   uint64_t bytes_offloaded = 0;
   uint64_t lease_resizes = 0;
 };

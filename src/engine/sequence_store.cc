@@ -29,6 +29,8 @@ void add_counters(const sparse::SparseCounters& from, SparseStats& to) {
   to.page_evictions += from.retrieve.evictions;
   to.page_faults += from.retrieve.faults;
   to.bytes_fetched += from.retrieve.bytes;
+  to.fetch_stall_s += static_cast<double>(from.retrieve.stall_ns) * 1e-9;
+  to.overflows += from.overflows;
 }
 
 }  // namespace

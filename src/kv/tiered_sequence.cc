@@ -330,6 +330,7 @@ layout::RetrieveCounters TieredSequence::take_counters() {
     sum.misses += one.misses;
     sum.evictions += one.evictions;
     sum.bytes += one.bytes;
+    sum.stall_ns += one.stall_ns;
     sum.faults += one.faults;
     one = layout::RetrieveCounters();
   }

@@ -114,7 +114,9 @@ struct RetrieveCounters {
   uint64_t hits = 0;    // wanted pages that were resident
   uint64_t misses = 0;  // fetched from the host
   uint64_t evictions = 0;
-  uint64_t bytes = 0;   // fetched
+  uint64_t bytes = 0;  // fetched
+  // Nanoseconds that the step waited for its fetches; of all heads, in the first one's counters.
+  uint64_t stall_ns = 0;
   uint64_t faults = 0;  // host pages missing or with a wrong tag: their request fails
 };
 

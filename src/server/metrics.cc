@@ -29,9 +29,9 @@ class Families {
     families_.push_back({"spin:" + name, help, MetricType::Gauge, {std::move(metric)}});
   }
 
-  void counter(const std::string& name, const std::string& help, uint64_t value) {
+  void counter(const std::string& name, const std::string& help, double value) {
     ClientMetric metric = labelled();
-    metric.counter.value = static_cast<double>(value);
+    metric.counter.value = value;
     families_.push_back({"spin:" + name, help, MetricType::Counter, {std::move(metric)}});
   }
 
@@ -145,6 +145,10 @@ void add_sparse(Families& out, const SparseStats& sparse) {
   out.counter("kv_page_faults_total", "Host pages that were not what they should be.",
               sparse.page_faults);
   out.counter("kv_fetched_bytes_total", "Bytes fetched from the host.", sparse.bytes_fetched);
+  out.counter("kv_fetch_stall_seconds_total", "Time that steps waited for fetches.",
+              sparse.fetch_stall_s);
+  out.counter("sparse_overflows_total",
+              "Selected partitions that did not fit and were estimated instead.", sparse.overflows);
   out.counter("kv_offloaded_bytes_total", "Bytes written to the host.", sparse.bytes_offloaded);
   out.counter("kv_lease_resizes_total", "Leases of fast pages made larger or smaller.",
               sparse.lease_resizes);

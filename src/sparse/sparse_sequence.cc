@@ -59,6 +59,7 @@ void add_counters(SparseCounters& sum, const SparseCounters& step) {
   sum.retrieve.misses += step.retrieve.misses;
   sum.retrieve.evictions += step.retrieve.evictions;
   sum.retrieve.bytes += step.retrieve.bytes;
+  sum.retrieve.stall_ns += step.retrieve.stall_ns;
   sum.retrieve.faults += step.retrieve.faults;
   sum.sealed_pages += step.sealed_pages;
   sum.repacks += step.repacks;

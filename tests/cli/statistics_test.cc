@@ -108,15 +108,20 @@ TEST(Statistics, SparseAttentionIsToldWhereItIsOn) {
   s.sparse.attended_tokens = 5000;
   s.sparse.page_hits = 7;
   s.sparse.page_misses = 3;
+  s.sparse.fetch_stall_s = 0.25;
+  s.sparse.overflows = 4;
   const std::string text = statistics_text(s);
-  for (const char* part : {"quest:budget=64", "dense for 2 of 3 sequences", "125.0 tokens attended",
-                           "30 selections", "fast tier    8.0 KiB of 40.0 KiB",
-                           "host tier    16.0 KiB of 400.0 KiB", "7 hits, 3 misses"}) {
+  for (const char* part :
+       {"quest:budget=64", "dense for 2 of 3 sequences", "125.0 tokens attended", "30 selections",
+        "fast tier    8.0 KiB of 40.0 KiB", "host tier    16.0 KiB of 400.0 KiB",
+        "7 hits, 3 misses", "fetched in 0.250 s", "4 selected partitions did not fit"}) {
     EXPECT_THAT(text, HasSubstr(part));
   }
   const auto json = nlohmann::json::parse(statistics_json(s))["sparse"];
   EXPECT_EQ(json["attended_tokens_per_head_and_step"], 125.0);
   EXPECT_EQ(json["tiers"]["host"]["bytes_peak"], 16384);
+  EXPECT_EQ(json["fetch_stall_s"], 0.25);
+  EXPECT_EQ(json["overflows"], 4);
   EXPECT_EQ(json["algorithms"][1], "dense");
 }
 

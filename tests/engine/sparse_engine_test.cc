@@ -128,6 +128,7 @@ TEST_F(SparseEngine, FastMemoryNeverChangesABit) {
     EXPECT_GT(whole.selections, 0u);
     EXPECT_GT(whole.attended_tokens, 0u);
     EXPECT_EQ(whole.page_misses + whole.page_evictions + whole.bytes_fetched, 0u);
+    EXPECT_EQ(whole.fetch_stall_s, 0.0);
     expect_clean(*resident);
 
     const auto tiered = open_engine(tight(spec));
@@ -143,6 +144,7 @@ TEST_F(SparseEngine, FastMemoryNeverChangesABit) {
       EXPECT_GT(some.page_hits, 0u);
       EXPECT_GT(some.page_evictions, 0u);
       EXPECT_GT(some.bytes_fetched, 0u);
+      EXPECT_GT(some.fetch_stall_s, 0.0);
     }
     expect_clean(*tiered);
     const EngineStats after = tiered->stats();

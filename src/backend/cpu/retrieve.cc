@@ -6,6 +6,7 @@
 #include "backend/cpu/retrieve.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <vector>
 
@@ -195,7 +196,9 @@ class Retrieve {
         item.fetched_counts[i % kv_heads_] = results_[i].fetched;
       }
     }
+    const auto begin = std::chrono::steady_clock::now();
     copy_all();
+    add_stall(std::chrono::steady_clock::now() - begin);
     return ok_status();
   }
 
@@ -243,6 +246,17 @@ class Retrieve {
         }
       }
     });
+  }
+
+  // The step waits for all copies: each item's share by what it fetched.
+  void add_stall(std::chrono::nanoseconds stall) {
+    uint64_t all = 0;
+    for (const HeadResult& result : results_) all += result.copies;
+    if (all == 0) return;
+    for (size_t i = 0; i < results_.size(); ++i) {
+      items_[i / kv_heads_].counters[0].stall_ns +=
+          static_cast<uint64_t>(stall.count()) * results_[i].copies / all;
+    }
   }
 
   std::span<const RetrieveItem> items_;
