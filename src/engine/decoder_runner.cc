@@ -105,8 +105,8 @@ class DecoderRunner final : public ModelRunner {
   MemoryNeed resume_need(SequenceHandle sequence) override {
     return sequences_->resume_need(sequence);
   }
-  Status resume_sequence(SequenceHandle sequence) override {
-    return sequences_->resume(sequence, *stream_);
+  Status resume_sequence(SequenceHandle sequence, uint64_t promised_pages) override {
+    return sequences_->resume(sequence, promised_pages, *stream_);
   }
 
   Result<StepOutput> run(const StepBatch& batch, const StepProgress& progress) override {

@@ -33,6 +33,8 @@ struct SequenceRequest {
   // so is one whose logits are wanted (they are those of dense attention).
   std::shared_ptr<const sparse::SparseAlgorithm> algorithm;
   bool wants_prompt_logits = false;
+  // Fast pages that others still take which were admitted together with it: never part of a buffer.
+  uint64_t promised_pages = 0;
 };
 
 // What it takes.
@@ -92,7 +94,10 @@ class ModelRunner {
   }
   // What a suspended sequence needs at least to resume.
   virtual MemoryNeed resume_need(SequenceHandle /*sequence*/) { return {}; }
-  virtual Status resume_sequence(SequenceHandle /*sequence*/) { return ok_status(); }
+  // `promised_pages`: as SequenceRequest's.
+  virtual Status resume_sequence(SequenceHandle /*sequence*/, uint64_t /*promised_pages*/) {
+    return ok_status();
+  }
 
   // Runs one step; blocks until its logits are there. Of a sequence with an exclusive prefill, t
   // tokens of the prompt mean the share t / prompt of the whole work on it. Lifetime: the view is

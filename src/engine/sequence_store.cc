@@ -169,7 +169,8 @@ Result<SequenceHandle> SequenceStore::open_sparse(const SequenceRequest& request
                                                   backend::StreamRef stream) {
   const kv::SequenceShape shape =
       sparse::sequence_shape(*request.algorithm, options_.shape, request.max_tokens);
-  const uint64_t lease = make_room(shape, need.memory.host_extents > 0, stream);
+  const uint64_t lease =
+      make_room(shape, need.memory.host_extents > 0, request.promised_pages, stream);
   OpenSequence sequence;
   sequence.need = need;
   sequence.prompt_tokens = request.prompt.size();
@@ -182,11 +183,13 @@ Result<SequenceHandle> SequenceStore::open_sparse(const SequenceRequest& request
 
 uint64_t SequenceStore::make_room(const kv::SequenceShape& shape,
                                   bool may_tier,
+                                  uint64_t promised,
                                   backend::StreamRef stream) {
   const uint64_t free = store_.fast().counts().free;
   const uint64_t all = shape.max_page_ids;
-  if (may_tier && (options_.buffer_ratio || slots(shape, all) > free)) {
-    const LeasePlan plan = this->plan(0, &shape);
+  const uint64_t not_promised = free - std::min(free, promised);
+  if (may_tier && (options_.buffer_ratio || slots(shape, all) > not_promised)) {
+    const LeasePlan plan = this->plan(promised, &shape);
     if (slots(shape, plan.leases.back()) > free) apply(plan, /*grow=*/false, stream);
     return plan.leases.back();
   }
@@ -218,10 +221,12 @@ MemoryNeed SequenceStore::resume_need(SequenceHandle handle) {
   return need;
 }
 
-Status SequenceStore::resume(SequenceHandle handle, backend::StreamRef stream) {
+Status SequenceStore::resume(SequenceHandle handle,
+                             uint64_t promised_pages,
+                             backend::StreamRef stream) {
   OpenSequence& sequence = sequences_.at(handle);
   kv::TieredSequence& kv = sequence.sparse->kv();
-  const Status status = kv.resume(make_room(kv.shape(), /*may_tier=*/true, stream));
+  const Status status = kv.resume(make_room(kv.shape(), /*may_tier=*/true, promised_pages, stream));
   publish();
   if (status.ok() || status.code() == StatusCode::kResourceExhausted) return status;
   return Status(
@@ -286,10 +291,14 @@ SequenceStore::LeasePlan SequenceStore::plan(uint64_t taken, const kv::SequenceS
   sequences_.for_each([&](OpenSequence& sequence) {
     if (!can_resize(sequence)) return;
     const kv::TieredSequence& kv = sequence.sparse->kv();
+    const uint64_t held = kv.fast_pages();
+    // A flat one gives the slots of dead ids back, so that all its pages may be fewer than a step
+    // of the tiered form could need: it has nothing to gain, and nothing to give up.
+    if (held < slots(kv.shape(), least_lease(kv.shape()))) return;
     plan.sequences.push_back(&sequence);
     requests.push_back(lease_request(kv.shape(), kv.lease_pages()));
     requests.back().curve = kv.gain_curve();
-    pages += kv.fast_pages() - std::min(kv.fast_pages(), dense_layer_slots(kv.shape()));
+    pages += held - dense_layer_slots(kv.shape());
   });
   if (opening != nullptr) {
     requests.push_back(lease_request(*opening, 0));

@@ -75,7 +75,7 @@ class SequenceStore {
   uint64_t suspend_pages(SequenceHandle handle);
   Status suspend(SequenceHandle handle, backend::StreamRef stream);
   MemoryNeed resume_need(SequenceHandle handle);
-  Status resume(SequenceHandle handle, backend::StreamRef stream);
+  Status resume(SequenceHandle handle, uint64_t promised_pages, backend::StreamRef stream);
 
   // The work of the prompt, of a step of a sparse sequence, has run.
   void commit_prompt(OpenSequence& sequence);
@@ -99,8 +99,11 @@ class SequenceStore {
   uint64_t spare_slots(const OpenSequence& sequence) const;
   bool can_resize(const OpenSequence& sequence) const;
   // Makes room for a sequence of `shape` and returns the lease that it can have. `may_tier`: less
-  // than all its pages will do.
-  uint64_t make_room(const kv::SequenceShape& shape, bool may_tier, backend::StreamRef stream);
+  // than all its pages will do. `promised`: slots that must be left for others.
+  uint64_t make_room(const kv::SequenceShape& shape,
+                     bool may_tier,
+                     uint64_t promised,
+                     backend::StreamRef stream);
 
   Result<SequenceHandle> open_dense(const SequenceRequest& request,
                                     const SequenceNeed& need,

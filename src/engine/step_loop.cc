@@ -124,6 +124,12 @@ void StepLoop::forget_released() {
   std::erase_if(open_, [](const Request* request) { return request->open_choices == 0; });
 }
 
+// What a waiting choice takes at least to run.
+MemoryNeed StepLoop::least_need(Ref ref) const {
+  if (ref.get().suspended) return parts_.runner->resume_need(*ref.get().sequence);
+  return ref.request->need.memory;
+}
+
 StepPlan StepLoop::plan() const {
   std::vector<RunningSequence> running;
   running.reserve(running_.size());
@@ -140,12 +146,11 @@ StepPlan StepLoop::plan() const {
   waiting.reserve(waiting_.size());
   for (const Ref& ref : waiting_) {
     if (ref.get().suspended) {
-      waiting.push_back({ref.request->spec.prompt.size(),
-                         parts_.runner->resume_need(*ref.get().sequence), ref.get().passed, false,
-                         false, true});
+      waiting.push_back(
+          {ref.request->spec.prompt.size(), least_need(ref), ref.get().passed, false, false, true});
       continue;
     }
-    waiting.push_back({ref.request->spec.prompt.size(), ref.request->need.memory, ref.get().passed,
+    waiting.push_back({ref.request->spec.prompt.size(), least_need(ref), ref.get().passed,
                        ref.params().prompt_logprobs.has_value(),
                        ref.request->need.exclusive_prefill});
   }
@@ -195,14 +200,23 @@ void StepLoop::apply_rejects(const StepPlan& plan, std::span<const Ref> waiting)
 void StepLoop::admit(const StepPlan& plan, std::span<const Ref> waiting) {
   if (plan.admit.empty()) return;
   std::vector<bool> admitted(waiting.size(), false);
+  // What the plan gives to those behind: whoever is first must not take it for its buffer.
+  uint64_t promised = 0;
+  std::vector<uint64_t> pages;
   for (const uint32_t index : plan.admit) {
+    pages.push_back(is_finished(waiting[index].get()) ? 0 : least_need(waiting[index]).pages);
+    promised += pages.back();
+  }
+  for (size_t i = 0; i < plan.admit.size(); ++i) {
+    const uint32_t index = plan.admit[i];
     admitted[index] = true;
     running_.push_back(waiting[index]);
+    promised -= pages[i];
     if (is_finished(waiting[index].get())) continue;
     if (waiting[index].get().suspended) {
-      resume(waiting[index]);
+      resume(waiting[index], promised);
     } else {
-      open(waiting[index]);
+      open(waiting[index], promised);
     }
   }
   for (uint32_t i = 0; i < plan.admit.back(); ++i) {
@@ -212,13 +226,13 @@ void StepLoop::admit(const StepPlan& plan, std::span<const Ref> waiting) {
   std::erase_if(waiting_, [&](const Ref&) { return admitted[index++]; });
 }
 
-void StepLoop::open(Ref ref) {
+void StepLoop::open(Ref ref, uint64_t promised_pages) {
   Request& request = *ref.request;
   Choice& choice = ref.get();
   try {
     const auto sequence = parts_.runner->open_sequence(
         {request.spec.prompt, request.spec.prompt.size() + request.max_tokens, request.algorithm,
-         ref.params().prompt_logprobs.has_value()});
+         ref.params().prompt_logprobs.has_value(), promised_pages});
     if (!sequence.ok()) {
       return fail(request, sequence.status());
     }
@@ -231,11 +245,11 @@ void StepLoop::open(Ref ref) {
   if (!request.admitted.exchange(true)) events_.push_back(make_event(EventKind::kAdmitted, ref));
 }
 
-void StepLoop::resume(Ref ref) {
+void StepLoop::resume(Ref ref, uint64_t promised_pages) {
   Choice& choice = ref.get();
   choice.suspended = false;
   choice.resumed_at = choice.output.size();
-  const Status status = parts_.runner->resume_sequence(*choice.sequence);
+  const Status status = parts_.runner->resume_sequence(*choice.sequence, promised_pages);
   if (!status.ok()) fail(*ref.request, status);
 }
 

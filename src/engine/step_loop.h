@@ -58,12 +58,13 @@ class StepLoop {
   void release(Ref ref, FinishReason reason);
   void forget_released();
 
+  MemoryNeed least_need(Ref ref) const;
   StepPlan plan() const;
   Status step();
   void apply_rejects(const StepPlan& plan, std::span<const Ref> waiting);
   void admit(const StepPlan& plan, std::span<const Ref> waiting);
-  void open(Ref ref);
-  void resume(Ref ref);
+  void open(Ref ref, uint64_t promised_pages);
+  void resume(Ref ref, uint64_t promised_pages);
   // Those of the plan go back to the end of the queue.
   void suspend(const StepPlan& plan);
   StepBatch make_batch(const StepPlan& plan) const;

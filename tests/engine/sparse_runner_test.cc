@@ -3,6 +3,7 @@
 // tier end the sequence that they belong to and nobody else.
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -65,7 +66,10 @@ class WatchedDevice final : public backend::Device {
 // A tiny model of 3 layers with 2 KV heads; 8 tokens a page.
 class SparseRunner : public ::testing::Test {
  protected:
-  SparseRunner()
+  SparseRunner() : SparseRunner({"oracle:budget=32"}, 6 * 200, 0) {}
+  SparseRunner(const std::vector<std::string>& specs,
+               uint64_t kv_pages,
+               std::optional<double> buffer_ratio)
       : cpu_(std::move(*backend::cpu::create_cpu_device({.threads = 2}))), device_(*cpu_) {
     const auto path = testing::test_data("tiny/llama-linear");
     const auto files = std::move(*model::open_model(path.string()));
@@ -74,17 +78,16 @@ class SparseRunner : public ::testing::Test {
     auto decoder = std::move(*model::load_decoder(files, device_, load));
     DecoderRunnerOptions options;
     options.geometry = decoder->config().kv_geometry(8, layout::DType::kF32);
-    options.kv_pages = 6 * 200;
+    options.kv_pages = kv_pages;
     options.max_logit_rows = 8;
     options.sparse = true;
     options.max_prompt_tokens = 2048;
     options.host_bytes = 16 << 20;
     options.index_bytes = 16 << 20;
-    options.buffer_ratio = 0;
+    options.buffer_ratio = buffer_ratio;
     sparse::AlgorithmContext context;
     context.device = &device_;
     context.shape = model_shape(*decoder, options.geometry);
-    const std::vector<std::string> specs = {"oracle:budget=32"};
     algorithms_ = std::move(*AlgorithmSet::create(specs, context));
     runner_ = std::move(*make_decoder_runner(device_, std::move(decoder), options));
   }
@@ -218,6 +221,82 @@ TEST_F(SparseRunner, APromptGivenUpHalfwayFreesTheStagingBuffer) {
   EXPECT_EQ(prefill(handle, prompt), expected);
   runner_->close_sequence(handle);
   EXPECT_TRUE(runner_->audit().ok());
+}
+
+// Clusters with a budget of everything: the mandatory pages are those of the worst clustering, the
+// ones that a flat sequence keeps those of the one found. 6 columns.
+class ClusteredRunner : public SparseRunner {
+ protected:
+  ClusteredRunner()
+      : SparseRunner({"retroinfer:budget=100%,cluster=8,update=64"}, 6 * 400, std::nullopt) {}
+
+  // A dense sequence that leaves `pages` of the pool free.
+  SequenceHandle fill_but(uint64_t pages, const std::vector<TokenId>& prompt) {
+    SequenceRequest request;
+    request.prompt = prompt;
+    request.max_tokens = (runner_->pages_total() - runner_->pages_in_use() - pages) / 6 * 8;
+    auto handle = runner_->open_sequence(request);
+    EXPECT_TRUE(handle.ok()) << handle.status().to_string();
+    return *handle;
+  }
+};
+
+TEST_F(ClusteredRunner, AFlatSequenceMayHoldFewerPagesThanAStepOfTheTieredFormNeeds) {
+  const auto prompt = tokens(400, 4);
+  const auto little = tokens(8, 5);
+  const auto said = tokens(70, 6);
+  const SequenceHandle clustered = open(prompt);
+  prefill(clustered, prompt);
+  SequenceRequest request;
+  request.prompt = prompt;
+  request.max_tokens = prompt.size() + 64;
+  request.algorithm = algorithms_->default_algorithm();
+  ASSERT_LT(runner_->pages_in_use(), runner_->need(request).memory.pages);
+  const SequenceHandle rest = fill_but(6, little);
+  ASSERT_LE(runner_->free_memory().pages, 12u);
+  for (size_t i = 0; i < 40; ++i) {  // leases are dealt out anew every 32 steps
+    const auto output = step({{clustered, {&said[i], 1}, 1}});
+    ASSERT_TRUE(output.ok()) << output.status().to_string();
+    ASSERT_TRUE(output->faults.empty());
+  }
+  // What is free can be taken as it stands.
+  SequenceRequest dense;
+  dense.prompt = little;
+  dense.max_tokens = 8;
+  const auto small = runner_->open_sequence(dense);
+  ASSERT_TRUE(small.ok()) << small.status().to_string();
+  EXPECT_TRUE(runner_->audit().ok());
+  for (const SequenceHandle handle : {clustered, rest, *small}) runner_->close_sequence(handle);
+  EXPECT_EQ(runner_->pages_in_use(), 0u);
+}
+
+class GreedyRunner : public SparseRunner {
+ protected:
+  GreedyRunner() : SparseRunner({"oracle:budget=32"}, 6 * 200, std::nullopt) {}
+};
+
+// A buffer is what nobody else was promised, whether all of the sequence would fit or not.
+TEST_F(GreedyRunner, ABufferLeavesThePagesThatOthersWerePromised) {
+  for (const size_t length : {900u, 1800u}) {
+    const auto prompt = tokens(length, 7);
+    const auto other = tokens(8, 8);
+    SequenceRequest sparse;
+    sparse.prompt = prompt;
+    sparse.max_tokens = prompt.size() + 64;
+    sparse.algorithm = algorithms_->default_algorithm();
+    const uint64_t least = runner_->need(sparse).memory.pages;
+    SequenceRequest dense;
+    dense.prompt = other;
+    dense.max_tokens = (runner_->pages_total() - least) / 6 * 8;
+    sparse.promised_pages = runner_->need(dense).memory.pages;
+    const auto first = runner_->open_sequence(sparse);
+    ASSERT_TRUE(first.ok()) << first.status().to_string();
+    const auto second = runner_->open_sequence(dense);
+    ASSERT_TRUE(second.ok()) << second.status().to_string();
+    EXPECT_TRUE(runner_->audit().ok());
+    runner_->close_sequence(*first);
+    runner_->close_sequence(*second);
+  }
 }
 
 }  // namespace
