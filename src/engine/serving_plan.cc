@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <filesystem>
+#include <initializer_list>
 #include <memory>
 #include <utility>
 
@@ -78,6 +79,7 @@ struct Planner {
   uint64_t index_bytes = 0;  // of one request
   bool sparse = false;
   Plan plan;
+  bool too_large = false;  // a number of bytes does not fit into 64 bits
 
   uint64_t heads() const { return uint64_t{geometry.layers} * geometry.kv_heads; }
   uint64_t dense_heads() const { return uint64_t{shape.dense_layers} * geometry.kv_heads; }
@@ -85,13 +87,22 @@ struct Planner {
     return (heads() - dense_heads()) * per_head + dense_heads() * shape.max_page_ids;
   }
 
+  uint64_t product(std::initializer_list<uint64_t> factors) {
+    const auto result = base::checked_product({factors.begin(), factors.size()});
+    too_large = too_large || !result;
+    return result.value_or(0);
+  }
+  void add_to(uint64_t& sum, uint64_t bytes) {
+    too_large = __builtin_add_overflow(sum, bytes, &sum) || too_large;
+  }
+
   void add(std::string name,
            std::string tier,
            uint64_t bytes,
            std::string formula,
            bool metadata = false) {
-    (tier == "fast" ? plan.fast_bytes : plan.host_bytes) += bytes;
-    if (metadata && tier == "fast") plan.fast_metadata_bytes += bytes;
+    add_to(tier == "fast" ? plan.fast_bytes : plan.host_bytes, bytes);
+    if (metadata && tier == "fast") add_to(plan.fast_metadata_bytes, bytes);
     plan.lines.push_back({std::move(name), std::move(tier), bytes, metadata, std::move(formula)});
   }
 
@@ -118,15 +129,15 @@ struct Planner {
     const uint64_t page = geometry.page_bytes();
     const uint64_t mandatory = slots_per_request(plan.mandatory_pages);
     const uint64_t leased = slots_per_request(lease);
-    add("mandatory pages", "fast", batch * mandatory * page,
+    add("mandatory pages", "fast", product({batch, mandatory, page}),
         fmt::format("{} requests x {} heads x {} pages x {} B{}", batch, heads(),
                     plan.mandatory_pages, page,
                     shape.dense_layers > 0 ? ", dense layers whole" : ""));
-    add("buffering pages", "fast", batch * (leased - mandatory) * page,
+    add("buffering pages", "fast", product({batch, leased - mandatory, page}),
         fmt::format("{} more pages a head", lease - plan.mandatory_pages));
-    plan.kv_buffer_bytes = batch * leased * page;
+    plan.kv_buffer_bytes = product({batch, leased, page});
     if (index_bytes > 0) {
-      add("summaries", "fast", batch * index_bytes,
+      add("summaries", "fast", product({batch, index_bytes}),
           fmt::format("{} requests x {:.1f} B per token and head", batch,
                       static_cast<double>(index_bytes) /
                           static_cast<double>(heads() * question.context_tokens)));
@@ -138,7 +149,8 @@ struct Planner {
     const kv::TableBytes one =
         kv::table_bytes(geometry, shape, lease, extent_pages, /*has_host=*/sparse);
     const auto table = [&](std::string name, uint64_t bytes, std::string formula) {
-      if (bytes > 0) add(std::move(name), "fast", batch * bytes, std::move(formula), true);
+      if (bytes == 0) return;
+      add(std::move(name), "fast", product({batch, bytes}), std::move(formula), true);
     };
     table("head records", one.heads, fmt::format("{} B a head", sizeof(layout::HeadPages)));
     table("leases", one.leases, "slot and page id of each leased page, 8 B (flat: 4 B)");
@@ -156,21 +168,22 @@ struct Planner {
     if (!sparse) return;
     const layout::HostExtentLayout extent{extent_pages, geometry.page_bytes()};
     const uint64_t extents = base::ceil_div<uint64_t>(shape.max_page_ids, extent_pages) * heads();
-    const uint64_t pages = extents * extent_pages * geometry.page_bytes();
-    add("host pages", "host", question.batch * pages,
+    const uint64_t pages = product({extents, extent_pages, geometry.page_bytes()});
+    add("host pages", "host", product({question.batch, pages}),
         fmt::format("{} requests x {} heads x {} pages in whole extents of {}", question.batch,
                     heads(), shape.max_page_ids, extent_pages));
-    add("host page tags", "host", question.batch * (extents * extent.bytes() - pages),
-        "16 B a page, beside it", true);
+    const uint64_t both = product({extents, extent.bytes()});
+    add("host page tags", "host", product({question.batch, both - pages}), "16 B a page, beside it",
+        true);
   }
 
   void add_flat_layouts() {
     const uint64_t pages =
-        question.batch * heads() * geometry.pages_per_head(question.context_tokens);
-    plan.flat_plain_bytes = pages * kPageEntryBytes;
+        product({question.batch, heads(), geometry.pages_per_head(question.context_tokens)});
+    plan.flat_plain_bytes = product({pages, kPageEntryBytes});
     const uint64_t record = kPartitionRecordBytes + kPartitionOffsetBytes +
                             kWorstPagesPerPartition * 2 * kPageEntryBytes;
-    plan.flat_worst_bytes = pages * record;
+    plan.flat_worst_bytes = product({pages, record});
     plan.flat_worst_formula = fmt::format(
         "one partition a page, each with a record of {} B, an offset of {} B and two page tables "
         "with room for {} pages of {} B",
@@ -227,8 +240,10 @@ Status describe_sequence(Planner& planner, const model::RopeTable& rope) {
   const auto buffer =
       static_cast<uint64_t>(question.buffer_ratio * static_cast<double>(plan.mandatory_pages));
   planner.lease = std::min(plan.mandatory_pages + buffer, planner.shape.max_page_ids);
-  plan.attended_tokens = (uint64_t{planner.shape.pinned_pages()} + planner.shape.selected_pages) *
-                         planner.geometry.page_tokens;
+  const uint64_t attended_pages =
+      uint64_t{planner.shape.pinned_pages()} + planner.shape.selected_pages;
+  plan.attended_tokens =
+      std::min(attended_pages * planner.geometry.page_tokens, question.context_tokens);
   return ok_status();
 }
 
@@ -245,8 +260,9 @@ Result<Plan> make_plan(const PlanQuestion& question) {
   }
   const layout::DType dtype =
       question.dtype == DTypeChoice::kFloat32 ? layout::DType::kF32 : layout::DType::kBF16;
-  Planner planner{question, config, config.kv_geometry(question.page_tokens, dtype), {}, 0, 0,
-                  false,    {}};
+  Planner planner{question, config, config.kv_geometry(question.page_tokens, dtype),
+                  {},       0,      0,
+                  false,    {},     false};
   const model::RopeTable rope = model::make_rope_table(config.rope, config.head_dim, {});
   SPIN_RETURN_IF_ERROR(describe_sequence(planner, rope));
   const uint32_t extent_pages =
@@ -256,6 +272,12 @@ Result<Plan> make_plan(const PlanQuestion& question) {
   planner.add_tables(extent_pages);
   planner.add_host(extent_pages);
   planner.add_flat_layouts();
+  if (planner.too_large) {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("{} requests of {} tokens take more bytes than 64 bits can count",
+                              question.batch, question.context_tokens),
+                  "batch");
+  }
   planner.plan.lease_pages = planner.lease;
   planner.add_fit();
   return std::move(planner.plan);

@@ -157,5 +157,25 @@ TEST(ServingPlan, RefusesWhatTheModelCannotHold) {
   EXPECT_FALSE(plan_serving(question("nowhere", "dense")).ok());
 }
 
+TEST(ServingPlan, RefusesWhat64BitsCannotCount) {
+  for (const std::string sparse : {"dense", "sketch", "retroinfer:cluster=1"}) {
+    PlanQuestion q = question("llama-3.1-70b", sparse);
+    q.batch = 4000000000u;
+    EXPECT_EQ(plan_serving(q).status().code(), StatusCode::kInvalidArgument) << sparse;
+    EXPECT_EQ(plan_serving(q).status().param(), "batch") << sparse;
+    q.batch = 1000000u;
+    EXPECT_TRUE(plan_serving(q).ok()) << sparse;
+  }
+}
+
+TEST(ServingPlan, AStepAttendsToNoMoreThanTheContext) {
+  for (const std::string sparse : {"streaming:budget=4294967295", "shadowkv:outliers=65536",
+                                   "oracle:sinks=1048576,local=1048576"}) {
+    const Result<Plan> plan = plan_serving(question("qwen3-14b", sparse));
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    EXPECT_EQ(plan->attended_tokens, kContext) << sparse;
+  }
+}
+
 }  // namespace
 }  // namespace spin
