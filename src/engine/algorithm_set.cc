@@ -8,8 +8,12 @@
 namespace spin::engine {
 namespace {
 
-// Instances beyond those of the start. One that falls out lives on in the requests that use it.
+// Instances beyond those of the start that are kept for the next request. One that falls out lives
+// on in the requests that use it.
 constexpr size_t kMaxInstances = 16;
+// Those and the ones that only requests hold. Some have weights of their own, and how many requests
+// wait must not decide how much memory that takes.
+constexpr size_t kMaxLive = 32;
 
 Status with_param(const Status& status) {
   return Status(status.code(), status.message(), "sparse");
@@ -139,10 +143,20 @@ Result<AlgorithmRef> AlgorithmSet::resolve(const std::optional<std::string>& tex
     std::rotate(same, same + 1, made_.end());
     return made_.back().algorithm;
   }
+  if (made_.size() >= kMaxInstances) made_.erase(made_.begin());
+  std::erase_if(live_, [](const auto& one) { return one.expired(); });
+  if (live_.size() >= kMaxLive) {
+    return Status(
+        StatusCode::kResourceExhausted,
+        fmt::format("requests with {} different settings of sparse attention are at work, "
+                    "more settings have to wait until some of them have ended",
+                    kMaxLive),
+        "sparse");
+  }
   auto made = sparse::create_algorithm(spec, context_);
   if (!made.ok()) return request_fault(made.status());
-  if (made_.size() >= kMaxInstances) made_.erase(made_.begin());
   made_.push_back({key, std::move(*made)});
+  live_.push_back(made_.back().algorithm);
   return made_.back().algorithm;
 }
 

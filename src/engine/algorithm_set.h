@@ -53,7 +53,8 @@ class AlgorithmSet {
 
   // What a request asks for, as GenerateRequest::sparse: an algorithm that the engine was started
   // with, whose options are the start's unless the request names them.
-  // Errors: kInvalidArgument with param() "sparse".
+  // Errors, with param() "sparse": kInvalidArgument; kResourceExhausted: too many different
+  // settings are in use.
   Result<AlgorithmRef> resolve(const std::optional<std::string>& spec);
 
   // "NAME:key=value,...", resolved, in the order of the start.
@@ -82,6 +83,8 @@ class AlgorithmSet {
   AlgorithmRef default_;
   base::Mutex mutex_;
   std::vector<Made> made_ SPIN_GUARDED_BY(mutex_);  // least recently used first
+  // Of everything that requests made and that is still alive.
+  std::vector<std::weak_ptr<const sparse::SparseAlgorithm>> live_ SPIN_GUARDED_BY(mutex_);
 };
 
 }  // namespace spin::engine
