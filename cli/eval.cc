@@ -195,8 +195,9 @@ int failed(const Status& status, Evaluation kind) {
   return kExitFailure;
 }
 
-Status write_file(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
+// With an empty `text` and std::ios::app: whether the file can be written at all.
+Status write_file(const std::string& path, const std::string& text, std::ios::openmode mode) {
+  std::ofstream file(path, std::ios::binary | mode);
   file << text;
   file.close();
   if (file.good()) return ok_status();
@@ -207,6 +208,12 @@ Status write_file(const std::string& path, const std::string& text) {
 }  // namespace
 
 int run_eval(const EvalOptions& options, SignalWatcher& signals) {
+  if (!options.json.empty()) {
+    // An evaluation may take hours: what cannot be saved is said before it, and what is there stays
+    // until there is something new.
+    const Status writable = write_file(options.json, "", std::ios::app);
+    if (!writable.ok()) return failed(writable, options.kind);
+  }
   ProgressBar bar(STDERR_FILENO, is_terminal(STDERR_FILENO));
   const Result<Printed> printed = evaluate(options, [&](double fraction, std::string_view part) {
     bar.update(part, fraction);
@@ -223,7 +230,7 @@ int run_eval(const EvalOptions& options, SignalWatcher& signals) {
   const Status written = write_all(STDOUT_FILENO, printed->text);
   if (!written.ok()) return failed(written, options.kind);
   if (options.json.empty()) return kExitOk;
-  const Status saved = write_file(options.json, printed->json.dump(1) + "\n");
+  const Status saved = write_file(options.json, printed->json.dump(1) + "\n", std::ios::trunc);
   return saved.ok() ? kExitOk : failed(saved, options.kind);
 }
 

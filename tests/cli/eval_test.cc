@@ -176,6 +176,17 @@ TEST(EvalProcess, ErrorsNameTheFlagAndFail) {
   const Finished unwritable = run({"--json", (dir.path() / "no" / "file").string()});
   EXPECT_EQ(unwritable.code, kExitFailure);
   EXPECT_THAT(unwritable.error, HasSubstr("--json"));
+  EXPECT_EQ(unwritable.output, "");  // said before hours of work
+}
+
+TEST(EvalProcess, EarlierResultsStayWhereAnEvaluationFails) {
+  const TempDir dir;
+  const std::string data = dir.write("p.jsonl", "{}\n").string();
+  const std::string file = dir.write("out.json", "earlier").string();
+  const Finished failed =
+      run_program({{"eval", "ruler", "--model", tiny(), "--data", data, "--json", file}});
+  EXPECT_EQ(failed.code, kExitFailure);
+  EXPECT_EQ(read_file(file), "earlier");
 }
 
 TEST(EvalProcess, AnInterruptEndsIt) {
