@@ -157,6 +157,9 @@ Result<std::unique_ptr<SparseAlgorithm>> create_seer(const SparseSpec& spec,
   if (!source.ok()) return source.status().with_context("seer: gates");
   auto config = read_gate_config(**source, shape.geometry.head_dim);
   if (!config.ok()) return config.status().with_context("seer");
+  if (const Status same = check_gate_block(**source, block); !same.ok()) {
+    return same.with_context("seer");
+  }
   const uint64_t dense_layers =
       options.integer("dense_layers", std::min(config->start_layer, shape.geometry.layers), 0,
                       shape.geometry.layers);

@@ -177,6 +177,15 @@ Result<GateConfig> read_gate_config(const SideWeights& source, uint32_t head_dim
   return config;
 }
 
+Status check_gate_block(const SideWeights& source, uint64_t block_tokens) {
+  SPIN_ASSIGN_OR_RETURN(const uint32_t trained, integer_or(source, "seerattn_gate_block_size",
+                                                           block_tokens, 1, UINT32_MAX));
+  if (trained == block_tokens) return ok_status();
+  return Status(StatusCode::kInvalidArgument,
+                fmt::format("gates: seerattn_gate_block_size is {}, but the block is {}", trained,
+                            block_tokens));
+}
+
 Result<GateTensors> GateTensors::load(const SideWeights& source,
                                       const GateConfig& config,
                                       const ModelShape& shape,

@@ -37,6 +37,10 @@ struct GateConfig {
 // Errors: kInvalidArgument, kUnsupported, naming the entry.
 Result<GateConfig> read_gate_config(const backend::SideWeights& source, uint32_t head_dim);
 
+// Gates rank blocks of the size that they were trained for. Errors: kInvalidArgument with both
+// sizes, if the configuration names another one.
+Status check_gate_block(const backend::SideWeights& source, uint64_t block_tokens);
+
 class GateTensors {
  public:
   // Reads the gates of layers [first_layer, shape.geometry.layers).

@@ -397,6 +397,17 @@ TEST_F(SeerTest, GatesAreLookedForBesideTheModelUnlessTheUserNamesThem) {
   EXPECT_EQ(refused("seer").code(), StatusCode::kNotFound);
 }
 
+TEST_F(SeerTest, GatesRankBlocksOfTheSizeThatTheyWereTrainedFor) {
+  source_.weights.settings["seerattn_gate_block_size"] = "64";
+  EXPECT_NE(made("seer:block=64"), nullptr);
+  const Status other = refused("seer:block=32,gates=some/folder");
+  EXPECT_EQ(other.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(other.message(), HasSubstr("seerattn_gate_block_size is 64"));
+  EXPECT_THAT(other.message(), HasSubstr("32"));
+  source_.weights.settings["seerattn_gate_block_size"] = "none";
+  EXPECT_THAT(refused("seer").message(), HasSubstr("seerattn_gate_block_size"));
+}
+
 TEST_F(SeerTest, OptionsThatMeanNothingTogetherAreRefused) {
   EXPECT_THAT(refused("seer:threshold=0.004,budget=64").message(), HasSubstr("budget"));
   EXPECT_THAT(refused("seer:budget=64,cap=64").message(), HasSubstr("cap"));
