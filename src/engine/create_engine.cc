@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // From options to a running engine: device, checkpoint, tokenizer, memory plan, weights, threads.
 // Everything that can be refused is refused before the weights are read.
+#include "engine/create_engine.h"
+
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
@@ -245,9 +247,11 @@ Result<std::unique_ptr<ModelRunner>> load_runner(const EngineOptions& options,
 }
 
 Result<std::unique_ptr<Engine>> load_and_start(const EngineOptions& options,
+                                               const EngineTuning& tuning,
                                                const LoadProgress& progress) {
   SPIN_RETURN_IF_ERROR(check_engine_options(options));
   EngineParts parts;
+  parts.min_decoded_tokens = tuning.min_decoded_tokens;
   parts.options = options;
   backend::cpu::CpuDeviceOptions device_options;
   device_options.threads = options.threads;
@@ -278,14 +282,21 @@ Result<std::unique_ptr<Engine>> load_and_start(const EngineOptions& options,
 }
 
 }  // namespace
+
+Result<std::unique_ptr<Engine>> create_tuned_engine(const EngineOptions& options,
+                                                    const EngineTuning& tuning,
+                                                    const LoadProgress& progress) {
+  return base::guard_memory("loading the model",
+                            [&] { return load_and_start(options, tuning, progress); });
+}
+
 }  // namespace spin::engine
 
 namespace spin {
 
 Result<std::unique_ptr<Engine>> create_engine(const EngineOptions& options,
                                               const LoadProgress& progress) {
-  return base::guard_memory("loading the model",
-                            [&] { return engine::load_and_start(options, progress); });
+  return engine::create_tuned_engine(options, {}, progress);
 }
 
 }  // namespace spin

@@ -113,6 +113,7 @@ EngineImpl::EngineImpl(EngineParts parts)
   step.scheduler.max_num_batched_tokens = parts_.options.max_num_batched_tokens;
   step.scheduler.chunked_prefill = parts_.options.enable_chunked_prefill;
   step.scheduler.max_logit_rows = parts_.runner->max_logit_rows();
+  step.scheduler.min_decoded_tokens = parts_.min_decoded_tokens;
   step.model_end_ids = parts_.end_ids;
   step.sampled_vocab = parts_.info.vocab_size;
   step_loop_ = std::make_unique<StepLoop>(std::move(step));

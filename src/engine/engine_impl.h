@@ -25,6 +25,7 @@
 #include "engine/metrics.h"
 #include "engine/model_runner.h"
 #include "engine/request.h"
+#include "engine/scheduler.h"
 #include "engine/step_event.h"
 #include "engine/step_loop.h"
 #include "spin/engine.h"
@@ -48,6 +49,7 @@ struct EngineParts {
   std::unique_ptr<backend::SideWeightSource> side_weights;  // of algorithms; may be null
   std::unique_ptr<ModelRunner> runner;
   std::unique_ptr<AlgorithmSet> algorithms;  // null: dense attention only
+  uint32_t min_decoded_tokens = SchedulerOptions{}.min_decoded_tokens;
   std::unique_ptr<base::Clock> own_clock;
   const base::Clock* clock = nullptr;  // own_clock or a test's
 };

@@ -3,7 +3,6 @@
 // prefill. Residency, batches and chunks never change a bit of what comes out.
 #include <algorithm>
 #include <chrono>
-#include <filesystem>
 #include <memory>
 #include <random>
 #include <string>
@@ -12,43 +11,33 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include "sparse/selection_trace.h"
 #include "spin/engine.h"
 #include "tests/engine/fake_support.h"
 #include "tests/engine/recording_sink.h"
+#include "tests/engine/sparse_support.h"
 #include "tests/support/test_data.h"
 
 namespace spin {
 namespace {
 
-using nlohmann::json;
 using testing::expect_clean;
+using testing::greedy;
 using testing::kReducedCounts;
+using testing::open_engine;
 using testing::Outcome;
+using testing::prompt_of;
 using testing::RecordingSink;
 using testing::run_request;
+using testing::Scored;
+using testing::scored;
 
-// A tiny checkpoint of 3 layers with 2 KV heads (6 columns of pages of 4 KiB), made to take long
-// contexts.
 class SparseEngine : public ::testing::Test {
  protected:
-  SparseEngine() {
-    const auto source = testing::test_data("tiny/llama-linear");
-    json config = json::parse(testing::read_file(source / "config.json"));
-    config["max_position_embeddings"] = 4096;
-    dir_.write("config.json", config.dump());
-    for (const auto& entry : std::filesystem::directory_iterator(source)) {
-      const std::string name = entry.path().filename().string();
-      const bool weights = name.ends_with(".safetensors") || name.ends_with(".index.json");
-      if (weights || name == "tokenizer.json") dir_.write(name, testing::read_file(entry.path()));
-    }
-  }
-
   EngineOptions options(std::string sparse) const {
     EngineOptions options;
-    options.model = dir_.path().string();
+    options.model = checkpoint_.dir().path().string();
     options.dtype = DTypeChoice::kFloat32;
     options.max_num_seqs = 8;
     options.kv_cache_memory_bytes = 32 << 20;
@@ -63,43 +52,8 @@ class SparseEngine : public ::testing::Test {
     return options;
   }
 
-  testing::TempDir dir_;
+  testing::LongTinyCheckpoint checkpoint_;
 };
-
-std::unique_ptr<Engine> open_engine(const EngineOptions& options) {
-  auto engine = create_engine(options);
-  EXPECT_TRUE(engine.ok()) << engine.status().to_string();
-  return engine.ok() ? std::move(*engine) : nullptr;
-}
-
-std::vector<TokenId> prompt_of(size_t length, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::vector<TokenId> prompt(length);
-  for (TokenId& id : prompt) id = random() % 300;
-  return prompt;
-}
-
-GenerateRequest greedy(std::vector<TokenId> prompt, uint64_t max_tokens) {
-  GenerateRequest request;
-  request.prompt = std::move(prompt);
-  request.sampling.temperature = 0;
-  request.sampling.max_tokens = max_tokens;
-  request.sampling.ignore_eos = true;
-  request.sampling.logprobs = 1;
-  return request;
-}
-
-// Tokens and the bits of their log-probabilities.
-std::vector<std::pair<TokenId, float>> scored(const Outcome& outcome) {
-  std::vector<std::pair<TokenId, float>> out;
-  if (outcome.choices.count(0) == 0) return out;
-  for (const TokenLogprob& one : outcome.choices.at(0).logprobs) {
-    out.emplace_back(one.id, one.logprob);
-  }
-  return out;
-}
-
-using Scored = std::vector<std::pair<TokenId, float>>;
 
 const std::vector<std::string>& algorithms() {
   static const std::vector<std::string> list = {
@@ -162,7 +116,7 @@ TEST_F(SparseEngine, SelectionsAreRecordedToAFileAndChangeNothing) {
   ASSERT_NE(plain, nullptr);
   const Scored expected = scored(run_request(*plain, greedy(prompt_of(kPrompt, 1), kOutput)));
   EngineOptions recorded = options("quest:budget=64,dense_layers=1");
-  recorded.selection_trace = (dir_.path() / "trace").string();
+  recorded.selection_trace = (checkpoint_.dir().path() / "trace").string();
   auto engine = open_engine(recorded);
   ASSERT_NE(engine, nullptr);
   EXPECT_EQ(scored(run_request(*engine, greedy(prompt_of(kPrompt, 1), kOutput))), expected);
@@ -181,7 +135,7 @@ TEST_F(SparseEngine, SelectionsAreRecordedToAFileAndChangeNothing) {
   }
   EXPECT_EQ(sparse_records, selections);
 
-  recorded.selection_trace = (dir_.path() / "no folder" / "trace").string();
+  recorded.selection_trace = (checkpoint_.dir().path() / "no folder" / "trace").string();
   EXPECT_EQ(create_engine(recorded).status().code(), StatusCode::kIoError);
 }
 

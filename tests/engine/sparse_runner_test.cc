@@ -4,7 +4,6 @@
 #include <cstring>
 #include <memory>
 #include <optional>
-#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,11 +14,12 @@
 #include "backend/device.h"
 #include "engine/algorithm_set.h"
 #include "engine/decoder_runner.h"
-#include "model/load.h"
-#include "tests/support/test_data.h"
+#include "tests/engine/sparse_support.h"
 
 namespace spin::engine {
 namespace {
+
+using testing::prompt_of;
 
 // Remembers the largest allocation of host memory: the host tier.
 class WatchedMemory final : public backend::MemoryResource {
@@ -71,13 +71,7 @@ class SparseRunner : public ::testing::Test {
                uint64_t kv_pages,
                std::optional<double> buffer_ratio)
       : cpu_(std::move(*backend::cpu::create_cpu_device({.threads = 2}))), device_(*cpu_) {
-    const auto path = testing::test_data("tiny/llama-linear");
-    const auto files = std::move(*model::open_model(path.string()));
-    model::LoadOptions load;
-    load.max_rows = 256;
-    auto decoder = std::move(*model::load_decoder(files, device_, load));
     DecoderRunnerOptions options;
-    options.geometry = decoder->config().kv_geometry(8, layout::DType::kF32);
     options.kv_pages = kv_pages;
     options.max_logit_rows = 8;
     options.sparse = true;
@@ -85,11 +79,9 @@ class SparseRunner : public ::testing::Test {
     options.host_bytes = 16 << 20;
     options.index_bytes = 16 << 20;
     options.buffer_ratio = buffer_ratio;
-    sparse::AlgorithmContext context;
-    context.device = &device_;
-    context.shape = model_shape(*decoder, options.geometry);
-    algorithms_ = std::move(*AlgorithmSet::create(specs, context));
-    runner_ = std::move(*make_decoder_runner(device_, std::move(decoder), options));
+    auto made = testing::make_tiny_runner(device_, specs, options);
+    algorithms_ = std::move(made.algorithms);
+    runner_ = std::move(made.runner);
   }
 
   SequenceHandle open(const std::vector<TokenId>& prompt) {
@@ -119,17 +111,10 @@ class SparseRunner : public ::testing::Test {
   std::unique_ptr<ModelRunner> runner_;
 };
 
-std::vector<TokenId> tokens(size_t count, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::vector<TokenId> ids(count);
-  for (TokenId& id : ids) id = random() % 300;
-  return ids;
-}
-
 TEST_F(SparseRunner, ADamagedHostPageEndsItsOwnSequenceOnly) {
-  const auto first = tokens(900, 1);
-  const auto second = tokens(700, 2);
-  const auto said = tokens(40, 3);
+  const auto first = prompt_of(900, 1);
+  const auto second = prompt_of(700, 2);
+  const auto said = prompt_of(40, 3);
   // What the second one computes when it is alone.
   std::vector<std::vector<float>> expected;
   SequenceHandle alone = open(second);
@@ -176,8 +161,8 @@ TEST_F(SparseRunner, ADamagedHostPageEndsItsOwnSequenceOnly) {
 }
 
 TEST_F(SparseRunner, SlicesOfAPromptMayStandAnywhereInTheBatch) {
-  const auto prompt = tokens(500, 4);
-  const auto other = tokens(20, 5);
+  const auto prompt = prompt_of(500, 4);
+  const auto other = prompt_of(20, 5);
   SequenceHandle handle = open(prompt);
   const std::vector<float> expected = prefill(handle, prompt);
   runner_->close_sequence(handle);
@@ -207,12 +192,12 @@ TEST_F(SparseRunner, SlicesOfAPromptMayStandAnywhereInTheBatch) {
 }
 
 TEST_F(SparseRunner, APromptGivenUpHalfwayFreesTheStagingBuffer) {
-  const auto prompt = tokens(500, 4);
+  const auto prompt = prompt_of(500, 4);
   const std::span<const TokenId> ids = prompt;
   SequenceHandle handle = open(prompt);
   const std::vector<float> expected = prefill(handle, prompt);
   runner_->close_sequence(handle);
-  handle = open(tokens(300, 9));
+  handle = open(prompt_of(300, 9));
   ASSERT_TRUE(step({{handle, ids.subspan(0, 100), 0}}).ok());
   runner_->close_sequence(handle);
   EXPECT_EQ(runner_->pages_in_use(), 0u);
@@ -242,9 +227,9 @@ class ClusteredRunner : public SparseRunner {
 };
 
 TEST_F(ClusteredRunner, AFlatSequenceMayHoldFewerPagesThanAStepOfTheTieredFormNeeds) {
-  const auto prompt = tokens(400, 4);
-  const auto little = tokens(8, 5);
-  const auto said = tokens(70, 6);
+  const auto prompt = prompt_of(400, 4);
+  const auto little = prompt_of(8, 5);
+  const auto said = prompt_of(70, 6);
   const SequenceHandle clustered = open(prompt);
   prefill(clustered, prompt);
   SequenceRequest request;
@@ -278,8 +263,8 @@ class GreedyRunner : public SparseRunner {
 // A buffer is what nobody else was promised, whether all of the sequence would fit or not.
 TEST_F(GreedyRunner, ABufferLeavesThePagesThatOthersWerePromised) {
   for (const size_t length : {900u, 1800u}) {
-    const auto prompt = tokens(length, 7);
-    const auto other = tokens(8, 8);
+    const auto prompt = prompt_of(length, 7);
+    const auto other = prompt_of(8, 8);
     SequenceRequest sparse;
     sparse.prompt = prompt;
     sparse.max_tokens = prompt.size() + 64;

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// create_engine() with settings of the scheduler that nobody has to choose; tests do, to reach
+// rare states often. Thread: any.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "engine/scheduler.h"
+#include "spin/engine.h"
+#include "spin/options.h"
+#include "spin/status.h"
+
+namespace spin::engine {
+
+struct EngineTuning {
+  uint32_t min_decoded_tokens = SchedulerOptions{}.min_decoded_tokens;
+};
+
+// As spin::create_engine().
+Result<std::unique_ptr<Engine>> create_tuned_engine(const EngineOptions& options,
+                                                    const EngineTuning& tuning,
+                                                    const LoadProgress& progress = nullptr);
+
+}  // namespace spin::engine
