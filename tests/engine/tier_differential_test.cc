@@ -363,8 +363,11 @@ TEST_F(TierDifferential, NeitherTiersNorBatchesNorSuspensionsChangeAToken) {
       totals_.runs, totals_.requests, totals_.aborted, totals_.tokens, totals_.fallbacks,
       totals_.fetches, totals_.evictions, totals_.resizes, totals_.suspensions,
       totals_.bytes_offloaded >> 10, totals_.bytes_written_through >> 10);
-  if (traces < 10 || HasFailure()) return;
-  EXPECT_EQ(totals_.settings.size(), kSettings);
+  if (HasFailure()) return;
+  if (traces >= 10) {
+    EXPECT_EQ(totals_.settings.size(), kSettings);
+  }
+  if (traces < 100) return;  // what is rare may be missing, since it depends on time
   for (const uint64_t happened :
        {totals_.aborted, totals_.fallbacks, totals_.fetches, totals_.evictions, totals_.resizes,
         totals_.suspensions, totals_.bytes_offloaded, totals_.bytes_written_through}) {
