@@ -16,20 +16,17 @@
 #include "backend/cpu/cpu_device.h"
 #include "backend/ops.h"
 #include "base/check.h"
+#include "bench/machine.h"
 #include "bench/pattern.h"
-#include "bench/threads_flag.h"
 
 namespace spin {
 namespace {
 
+using bench::Machine;
+
 using backend::TensorRef;
 using bench::pattern;
 using layout::DType;
-
-struct Machine {
-  std::unique_ptr<backend::Device> device;
-  std::unique_ptr<backend::Stream> stream;
-};
 
 TensorRef view(std::vector<float>& values, int64_t rows, int64_t cols) {
   return {values.data(), DType::kF32, rows, cols, cols};
@@ -197,31 +194,9 @@ void register_all(Machine& machine) {
                            [&machine](benchmark::State& state) { empty_task(state, machine); }));
 }
 
-int run(int argc, char** argv) {
-  backend::cpu::CpuDeviceOptions options;
-  options.threads = bench::take_threads(argc, argv);
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
-  auto device = backend::cpu::create_cpu_device(options);
-  if (!device.ok()) {
-    std::fprintf(stderr, "%s\n", device.status().to_string().c_str());
-    return 1;
-  }
-  Machine machine;
-  machine.device = std::move(device).value();
-  auto stream = machine.device->create_stream("bench");
-  if (!stream.ok()) {
-    std::fprintf(stderr, "%s\n", stream.status().to_string().c_str());
-    return 1;
-  }
-  machine.stream = std::move(stream).value();
-  benchmark::AddCustomContext("device", machine.device->properties().name);
-  register_all(machine);
-  benchmark::RunSpecifiedBenchmarks();
-  return 0;
-}
-
 }  // namespace
 }  // namespace spin
 
-int main(int argc, char** argv) { return spin::run(argc, argv); }
+int main(int argc, char** argv) {
+  return spin::bench::run_benchmarks(argc, argv, spin::register_all);
+}

@@ -16,11 +16,13 @@
 #include "backend/cpu/cpu_device.h"
 #include "backend/sparse_ops.h"
 #include "base/check.h"
+#include "bench/machine.h"
 #include "bench/pattern.h"
-#include "bench/threads_flag.h"
 
 namespace spin {
 namespace {
+
+using bench::Machine;
 
 using bench::pattern;
 using layout::DType;
@@ -29,11 +31,6 @@ constexpr uint32_t kHeads = 2;
 constexpr uint32_t kGroup = 2;
 constexpr uint32_t kDim = 128;
 constexpr uint32_t kBlock = 32;
-
-struct Machine {
-  std::unique_ptr<backend::Device> device;
-  std::unique_ptr<backend::Stream> stream;
-};
 
 // Weights of one layer.
 struct Gate {
@@ -133,25 +130,9 @@ void register_all(Machine& machine) {
   }
 }
 
-int run(int argc, char** argv) {
-  backend::cpu::CpuDeviceOptions options;
-  options.threads = bench::take_threads(argc, argv);
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
-  auto device = backend::cpu::create_cpu_device(options);
-  SPIN_CHECK(device.ok());
-  Machine machine;
-  machine.device = std::move(device).value();
-  auto stream = machine.device->create_stream("bench");
-  SPIN_CHECK(stream.ok());
-  machine.stream = std::move(stream).value();
-  benchmark::AddCustomContext("device", machine.device->properties().name);
-  register_all(machine);
-  benchmark::RunSpecifiedBenchmarks();
-  return 0;
-}
-
 }  // namespace
 }  // namespace spin
 
-int main(int argc, char** argv) { return spin::run(argc, argv); }
+int main(int argc, char** argv) {
+  return spin::bench::run_benchmarks(argc, argv, spin::register_all);
+}

@@ -20,13 +20,15 @@
 #include "backend/kv_ops.h"
 #include "base/check.h"
 #include "base/counter_rng.h"
+#include "bench/machine.h"
 #include "bench/pattern.h"
-#include "bench/threads_flag.h"
 #include "layout/residency.h"
 #include "layout/reuse.h"
 
 namespace spin {
 namespace {
+
+using bench::Machine;
 
 using bench::pattern;
 using layout::HeadPages;
@@ -38,11 +40,6 @@ constexpr uint32_t kWanted = 26;   // 16 selected pages, zones and tail
 constexpr uint32_t kPages = 1024;  // of a context of 8K tokens
 constexpr uint32_t kExtent = 32;
 constexpr uint32_t kGhosts = layout::kGhostRatio * kWanted;
-
-struct Machine {
-  std::unique_ptr<backend::Device> device;
-  std::unique_ptr<backend::Stream> stream;
-};
 
 // One layer's tables and what a step asks of it.
 struct Layer {
@@ -328,25 +325,9 @@ void register_all(Machine& machine) {
       "EmptyTask", [](benchmark::State& state, Machine& m, uint32_t) { empty_task(state, m); }, 0);
 }
 
-int run(int argc, char** argv) {
-  backend::cpu::CpuDeviceOptions options;
-  options.threads = bench::take_threads(argc, argv);
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
-  auto device = backend::cpu::create_cpu_device(options);
-  SPIN_CHECK(device.ok());
-  Machine machine;
-  machine.device = std::move(device).value();
-  auto stream = machine.device->create_stream("bench");
-  SPIN_CHECK(stream.ok());
-  machine.stream = std::move(stream).value();
-  benchmark::AddCustomContext("device", machine.device->properties().name);
-  register_all(machine);
-  benchmark::RunSpecifiedBenchmarks();
-  return 0;
-}
-
 }  // namespace
 }  // namespace spin
 
-int main(int argc, char** argv) { return spin::run(argc, argv); }
+int main(int argc, char** argv) {
+  return spin::bench::run_benchmarks(argc, argv, spin::register_all);
+}

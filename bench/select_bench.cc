@@ -19,22 +19,16 @@
 #include "backend/sparse_ops.h"
 #include "base/bf16.h"
 #include "base/check.h"
+#include "bench/machine.h"
 #include "bench/pattern.h"
-#include "bench/threads_flag.h"
 
 namespace spin {
 namespace {
 
+using bench::Machine;
+
 using backend::HeadVectors;
 using layout::DType;
-
-struct Machine {
-  std::unique_ptr<backend::Device> device;
-  std::unique_ptr<backend::Stream> stream;
-
-  backend::SparseOps& ops() { return device->sparse_ops(); }
-  void wait() { SPIN_CHECK(stream->wait_idle().ok()); }
-};
 
 struct Shape {
   const char* name;
@@ -92,7 +86,7 @@ void pool(benchmark::State& state, Machine& machine, const Shape& shape, bool bo
     item.mean = first.ref;
   }
   for (auto unused : state) {
-    machine.ops().enqueue_pool_keys({&item, 1}, *machine.stream);
+    machine.device->sparse_ops().enqueue_pool_keys({&item, 1}, *machine.stream);
     machine.wait();
   }
   set_rate(state, static_cast<double>(shape.kv_heads * tokens * geometry.row_bytes()));
@@ -117,11 +111,13 @@ void score(benchmark::State& state, Machine& machine, const Shape& shape, Kind k
   const backend::TensorRef q_ref{q.data(), DType::kF32, 1, width, width};
   for (auto unused : state) {
     if (kind == Kind::kBoxes) {
-      machine.ops().enqueue_score_boxes(q_ref, {&boxes, 1}, geometry_of(shape), 0.1f,
-                                        backend::Aggregation::kSoftmaxMax, *machine.stream);
+      machine.device->sparse_ops().enqueue_score_boxes(q_ref, {&boxes, 1}, geometry_of(shape), 0.1f,
+                                                       backend::Aggregation::kSoftmaxMax,
+                                                       *machine.stream);
     } else {
-      machine.ops().enqueue_score_means(q_ref, {&means, 1}, geometry_of(shape), 0.1f,
-                                        backend::Aggregation::kSoftmaxMax, *machine.stream);
+      machine.device->sparse_ops().enqueue_score_means(q_ref, {&means, 1}, geometry_of(shape), 0.1f,
+                                                       backend::Aggregation::kSoftmaxMax,
+                                                       *machine.stream);
     }
     machine.wait();
   }
@@ -144,7 +140,7 @@ void rank(benchmark::State& state, Machine& machine, const Shape& shape) {
   item.counts = counts.data();
   item.id_stride = count;
   for (auto unused : state) {
-    machine.ops().enqueue_rank({&item, 1}, shape.kv_heads, *machine.stream);
+    machine.device->sparse_ops().enqueue_rank({&item, 1}, shape.kv_heads, *machine.stream);
     machine.wait();
   }
   state.counters["scores/s"] =
@@ -171,7 +167,8 @@ void lists(benchmark::State& state, Machine& machine, const Shape& shape) {
   item.tail_tokens = 67;
   item.list = {pages.data(), valid.data(), list_counts.data(), stride};
   for (auto unused : state) {
-    machine.ops().enqueue_build_lists({&item, 1}, geometry_of(shape), *machine.stream);
+    machine.device->sparse_ops().enqueue_build_lists({&item, 1}, geometry_of(shape),
+                                                     *machine.stream);
     machine.wait();
   }
 }
@@ -202,25 +199,9 @@ void register_all(Machine& machine) {
   }
 }
 
-int run(int argc, char** argv) {
-  backend::cpu::CpuDeviceOptions options;
-  options.threads = bench::take_threads(argc, argv);
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
-  auto device = backend::cpu::create_cpu_device(options);
-  SPIN_CHECK(device.ok());
-  Machine machine;
-  machine.device = std::move(device).value();
-  auto stream = machine.device->create_stream("bench");
-  SPIN_CHECK(stream.ok());
-  machine.stream = std::move(stream).value();
-  benchmark::AddCustomContext("device", machine.device->properties().name);
-  register_all(machine);
-  benchmark::RunSpecifiedBenchmarks();
-  return 0;
-}
-
 }  // namespace
 }  // namespace spin
 
-int main(int argc, char** argv) { return spin::run(argc, argv); }
+int main(int argc, char** argv) {
+  return spin::bench::run_benchmarks(argc, argv, spin::register_all);
+}
