@@ -48,7 +48,13 @@ class RequestParser::Beast final : public http::basic_parser<true> {
     body_.append(bytes.data(), bytes.size());
     return bytes.size();
   }
-  void on_chunk_header_impl(std::uint64_t, BeastView, BeastError&) override {}
+  // Beast takes quoted extensions with line ends in them; no line may go on after its end.
+  void on_chunk_header_impl(std::uint64_t, BeastView extensions, BeastError& ec) override {
+    const std::string_view text(extensions.data(), extensions.size());
+    if (text.find_first_of("\r\n") != std::string_view::npos) {
+      ec = http::error::bad_chunk_extension;
+    }
+  }
   size_t on_chunk_body_impl(std::uint64_t, BeastView bytes, BeastError&) override {
     body_.append(bytes.data(), bytes.size());
     return bytes.size();
@@ -303,6 +309,26 @@ bool is_false_last_chunk(std::string_view bytes) {
          std::string_view::npos;
 }
 
+// Whether a chunk line has ended although Beast waits for more of it: it looks for the end of a
+// quoted extension beyond the line. (A last chunk is left unread until its trailers are there.)
+bool is_unfinished_line(std::string_view bytes) {
+  if (bytes.starts_with("\r\n")) bytes.remove_prefix(2);
+  const size_t end = bytes.find("\r\n");
+  if (end == std::string_view::npos) return false;
+  const std::string_view line = bytes.substr(0, end);
+  const std::string_view size = line.substr(0, line.find_first_of("; \t"));
+  if (size.find_first_not_of('0') != std::string_view::npos) return true;
+  bool is_quoted = false;
+  for (size_t i = size.size(); i < line.size(); ++i) {
+    if (is_quoted && line[i] == '\\') {
+      ++i;
+    } else if (line[i] == '"') {
+      is_quoted = !is_quoted;
+    }
+  }
+  return is_quoted;
+}
+
 }  // namespace
 
 size_t RequestParser::feed_body(std::string_view bytes) {
@@ -330,7 +356,7 @@ size_t RequestParser::feed_body(std::string_view bytes) {
   }
   if (raw_.size() > kMaxChunkLineBytes) {
     fail(400, "chunk line or trailer is too long");
-  } else if (is_false_last_chunk(raw_)) {
+  } else if (is_false_last_chunk(raw_) || is_unfinished_line(raw_)) {
     fail(400, "malformed chunked body");
   }
   return bytes.size();
