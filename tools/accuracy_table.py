@@ -7,6 +7,8 @@ answers, of `eval agreement` top-1 agreement and KL, of `eval ppl` the perplexit
 tokens per KV head and step and the hit ratio of the fast tier follow in parentheses.
 Usage: accuracy_table.py RESULT.json...       the table, as Markdown
        accuracy_table.py --lines RESULT.json  KL by attended tokens, for plot_lines.py
+       accuracy_table.py --sum RESULT.json... one result of `eval ruler` out of those of the same settings on
+                                              different prompts, as JSON
 """
 import json
 import math
@@ -69,6 +71,42 @@ def read(paths):
     return rows, dense
 
 
+def add(total, result):
+    """Adds the answers to other prompts to `total`."""
+    if [s["sparse"] for s in total["settings"]] != [s["sparse"] for s in result["settings"]]:
+        sys.exit("the results are of different settings")
+    for one, more in zip(total["settings"], result["settings"]):
+        one["exact"] += more["exact"]
+        for task, (right, of) in more["per_task"].items():
+            before = one["per_task"].get(task, (0, 0))
+            one["per_task"][task] = [before[0] + right, before[1] + of]
+        one["token_accuracy"] = (one["token_accuracy"] * total["prompts"] + more["token_accuracy"] * result["prompts"]
+                                 ) / (total["prompts"] + result["prompts"])
+        use, other = one["use"], more["use"]
+        for mean, weight in (("attended_tokens_per_head", "steps"), ("fast_share", "prompts")):
+            count = use[weight] + other[weight]
+            if count:
+                use[mean] = (use[mean] * use[weight] + other[mean] * other[weight]) / count
+        for key in ("prompts", "dense_prompts", "steps", "hits", "misses", "evictions", "fetched_bytes"):
+            use[key] += other[key]
+        for key in ("index_bytes", "mandatory_pages_per_head", "leased_pages_per_head"):
+            use[key] = max(use[key], other[key])
+        wanted = use["hits"] + use["misses"]
+        use["hit_ratio"] = use["hits"] / wanted if wanted else 1.0
+    for key in ("prompts", "prompt_tokens", "prefill_s", "decode_s"):
+        total[key] += result[key]
+
+
+def print_sum(paths):
+    results = []
+    for path in paths:
+        with open(path, encoding="utf-8") as file:
+            results.append(json.load(file))
+    for result in results[1:]:
+        add(results[0], result)
+    json.dump(results[0], sys.stdout, indent=1)
+
+
 def print_table(rows, dense):
     columns = sorted({budget for cells in rows.values() for budget in cells}, key=order)
     if "exact" in dense:
@@ -94,9 +132,12 @@ def print_lines(rows):
 
 
 def main():
-    paths = [a for a in sys.argv[1:] if a != "--lines"]
+    paths = [a for a in sys.argv[1:] if a not in ("--lines", "--sum")]
     if not paths:
         sys.exit(__doc__)
+    if "--sum" in sys.argv:
+        print_sum(paths)
+        return
     rows, dense = read(paths)
     if "--lines" in sys.argv:
         print_lines(rows)

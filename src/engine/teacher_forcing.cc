@@ -225,6 +225,11 @@ size_t TeacherForcing::rows_that_fit(std::span<const Row> rows) const {
   const double memory = kMemoryShare * static_cast<double>(device_.properties().memory_bytes);
   double taken = static_cast<double>(device_.memory(MemoryKind::kFast).bytes_in_use() +
                                      device_.memory(MemoryKind::kHost).bytes_in_use());
+  // The kept store is used again or given back.
+  if (store_) {
+    taken -= static_cast<double>(store_options_.fast_pages * geometry_.page_bytes() +
+                                 store_options_.host_bytes);
+  }
   size_t count = 0;
   while (count < rows.size() && count < logit_rows_) {
     const Row& row = rows[count];
@@ -267,6 +272,18 @@ Result<layout::PagedTokens> TeacherForcing::copied(const layout::PagedTokens& so
   return copy;
 }
 
+Status TeacherForcing::provide_store(const kv::PageStoreOptions& options) {
+  // A resident sequence reserves host memory if the store has any.
+  const bool fits = store_ && options.fast_pages <= store_options_.fast_pages &&
+                    options.host_bytes <= store_options_.host_bytes &&
+                    (options.host_bytes == 0) == (store_options_.host_bytes == 0);
+  if (fits) return ok_status();
+  store_.reset();
+  SPIN_ASSIGN_OR_RETURN(store_, kv::PageStore::create(device_, options));
+  store_options_ = options;
+  return ok_status();
+}
+
 Status TeacherForcing::open_rows(std::span<Row> rows,
                                  kv::PageStore& store,
                                  uint64_t prompt_tokens,
@@ -282,7 +299,14 @@ Status TeacherForcing::open_rows(std::span<Row> rows,
   Status status = ok_status();
   for (uint32_t layer = 0; layer < geometry_.layers && status.ok(); ++layer) {
     const layout::PagedTokens source = prompt_layer(layer, given);
-    for (Row& row : rows) {
+    for (size_t i = 0; i < rows.size(); ++i) {
+      Row& row = rows[i];
+      const auto copied_from = [&](const Row& earlier) {
+        return row.sequence->enqueue_copy_prompt_layer(*earlier.sequence, layer, source, *stream_);
+      };
+      if (std::any_of(rows.begin(), rows.begin() + static_cast<ptrdiff_t>(i), copied_from)) {
+        continue;
+      }
       layout::PagedTokens prompt = source;
       // Such an algorithm writes rebuilt keys into the prompt.
       if (settings[row.setting]->descriptor().planes == layout::Planes::kValuesOnly) {
@@ -318,9 +342,9 @@ Status TeacherForcing::decode_rows(std::span<Row> rows,
     options.fast_pages += row.fast_pages;
     if (tiered) options.host_bytes += row.host_bytes;
   }
-  SPIN_ASSIGN_OR_RETURN(const auto store, kv::PageStore::create(device_, options));
-  Status status = open_rows(rows, *store, prompt_tokens, tokens.size(), settings);
-  SparseAttention attention(*store, shape_);
+  SPIN_RETURN_IF_ERROR(provide_store(options));
+  Status status = open_rows(rows, *store_, prompt_tokens, tokens.size(), settings);
+  SparseAttention attention(*store_, shape_);
   std::vector<sparse::DecodeRow> batch;
   for (const Row& row : rows) batch.push_back({row.sequence.get(), batch.size()});
   const uint64_t vocab = decoder_->config().vocab_size;

@@ -96,6 +96,8 @@ class TeacherForcing {
                      uint64_t prompt_tokens,
                      std::span<const AlgorithmRef> settings,
                      std::span<SettingUse> uses);
+  // store_ with at least these sizes.
+  Status provide_store(const kv::PageStoreOptions& options);
   Status open_rows(std::span<Row> rows,
                    kv::PageStore& store,
                    uint64_t prompt_tokens,
@@ -128,6 +130,9 @@ class TeacherForcing {
   // Of the run at hand.
   std::unique_ptr<kv::PageStore> dense_store_;
   std::optional<kv::SequenceKv> dense_;
+  // Of all settings that decode together, one batch after the other: touched memory stays.
+  std::unique_ptr<kv::PageStore> store_;
+  kv::PageStoreOptions store_options_;
   backend::Buffer copy_;  // a layer's pages
   std::vector<uint32_t> copy_slots_;
   const LogitsSink* sink_ = nullptr;

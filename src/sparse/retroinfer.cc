@@ -87,6 +87,13 @@ uint32_t ClusterPlan::tail_pages(uint64_t max_tokens) const {
   return static_cast<uint32_t>(ceil_div<uint64_t>(most, settings_.page_tokens) + 1);
 }
 
+bool ClusterPlan::clusters_as(const ClusterPlan& other) const {
+  return settings_.layers == other.settings_.layers &&
+         settings_.page_tokens == other.settings_.page_tokens &&
+         settings_.cluster_tokens == other.settings_.cluster_tokens &&
+         settings_.update_tokens == other.settings_.update_tokens;
+}
+
 bool ClusterPlan::covers(uint64_t context_tokens) const {
   return settings_.budget.resolve(context_tokens) >= context_tokens;
 }
@@ -334,11 +341,37 @@ class RetroInfer final : public SparseAlgorithm {
     item.first_page_id = plan_.sink_pages();
     index.add_clusters(layer, clusters);
     ops_.enqueue_cluster({&item, 1}, stream);
-    PromptPartition partition;
-    partition.map = &index.map(layer);
-    partition.first_mapped_page = item.first_page_id;
-    partition.mapped_page_ids = static_cast<uint32_t>(plan_.most_pages(tokens, clusters));
-    return partition;
+    return prompt_partition(index, layer, tokens);
+  }
+
+  std::optional<PromptPartition> enqueue_copy_prompt(const SparseAlgorithm& other,
+                                                     const SequenceIndex& base_from,
+                                                     SequenceIndex& base_to,
+                                                     uint32_t layer,
+                                                     const layout::PagedTokens& prompt,
+                                                     backend::StreamRef stream) const override {
+    const auto* retro = dynamic_cast<const RetroInfer*>(&other);
+    if (retro == nullptr || retro->iterations_ != iterations_ ||
+        !plan_.clusters_as(retro->plan_)) {
+      return std::nullopt;
+    }
+    const auto& from = static_cast<const RetroIndex&>(base_from);
+    auto& to = static_cast<RetroIndex&>(base_to);
+    const uint64_t tokens = plan_.prompt_clustered(prompt.tokens);
+    if (tokens == 0) return PromptPartition();
+    const Places& source = from.at();
+    const Places& at = to.at();
+    SPIN_CHECK(at.layer_bytes == source.layer_bytes && at.page_stride == source.page_stride &&
+               at.token_stride == source.token_stride);
+    const uint64_t heads = shape_.geometry.kv_heads;
+    stream.enqueue_copy(to.of_layer<void>(layer, 0), from.of_layer<void>(layer, 0),
+                         at.layer_bytes);
+    stream.enqueue_copy(to.array<void>(at.page_starts), from.array<void>(source.page_starts),
+                         heads * at.page_stride * sizeof(uint32_t));
+    stream.enqueue_copy(to.array<void>(at.token_ids), from.array<void>(source.token_ids),
+                         heads * at.token_stride * sizeof(uint32_t));
+    to.add_clusters(layer, from.clusters(layer));
+    return prompt_partition(to, layer, tokens);
   }
 
   SealPlan plan_seal(const SequenceIndex& /*index*/,
@@ -416,6 +449,15 @@ class RetroInfer final : public SparseAlgorithm {
   }
 
  private:
+  PromptPartition prompt_partition(const RetroIndex& index, uint32_t layer, uint64_t tokens) const {
+    PromptPartition partition;
+    partition.map = &index.map(layer);
+    partition.first_mapped_page = plan_.sink_pages();
+    partition.mapped_page_ids =
+        static_cast<uint32_t>(plan_.most_pages(tokens, index.clusters(layer)));
+    return partition;
+  }
+
   // What clustering the tokens of `source` writes, behind the clusters that there are.
   backend::ClusterItem cluster_item(const RetroIndex& index,
                                     uint32_t layer,

@@ -71,6 +71,8 @@ class ClusterPlan {
   uint64_t most_retrieved_pages(uint64_t max_tokens) const;
   // One id for every page of tokens on their way through the tail, and those of clusters.
   uint64_t most_page_ids(uint64_t max_tokens) const;
+  // Whether both deal the tokens of every prompt out alike.
+  bool clusters_as(const ClusterPlan& other) const;
 
  private:
   bool covers(uint64_t context_tokens) const;

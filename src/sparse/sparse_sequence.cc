@@ -170,8 +170,26 @@ void SparseSequence::enqueue_prompt_chunk(uint32_t layer,
 void SparseSequence::enqueue_finish_prompt_layer(uint32_t layer,
                                                  const layout::PagedTokens& prompt,
                                                  backend::StreamRef stream) {
-  const PromptPartition partition =
-      algorithm_->enqueue_finish_prompt(*index_, layer, prompt, stream);
+  enqueue_place(layer, prompt, algorithm_->enqueue_finish_prompt(*index_, layer, prompt, stream),
+                stream);
+}
+
+bool SparseSequence::enqueue_copy_prompt_layer(const SparseSequence& from,
+                                               uint32_t layer,
+                                               const layout::PagedTokens& prompt,
+                                               backend::StreamRef stream) {
+  SPIN_CHECK(kv_->shape().max_tokens == from.kv_->shape().max_tokens);
+  const std::optional<PromptPartition> partition = algorithm_->enqueue_copy_prompt(
+      *from.algorithm_, *from.index_, *index_, layer, prompt, stream);
+  if (!partition) return false;
+  enqueue_place(layer, prompt, *partition, stream);
+  return true;
+}
+
+void SparseSequence::enqueue_place(uint32_t layer,
+                                   const layout::PagedTokens& prompt,
+                                   const PromptPartition& partition,
+                                   backend::StreamRef stream) {
   // A dense layer attends to [0, tail) by token order.
   SPIN_CHECK(partition.map == nullptr || layer >= algorithm_->descriptor().dense_layers);
   const backend::PlaceItem item =

@@ -63,6 +63,13 @@ class SparseSequence {
   void enqueue_finish_prompt_layer(uint32_t layer,
                                    const layout::PagedTokens& prompt,
                                    backend::StreamRef stream);
+  // In place of both, for a layer that was just finished for `from`, a sequence as long: copies its
+  // index if that is one for this algorithm, too, and places the prompt. Returns false, and does
+  // nothing, if it is not.
+  bool enqueue_copy_prompt_layer(const SparseSequence& from,
+                                 uint32_t layer,
+                                 const layout::PagedTokens& prompt,
+                                 backend::StreamRef stream);
   // All layers' work has run.
   void commit_prompt(uint64_t tokens);
 
@@ -82,6 +89,10 @@ class SparseSequence {
   friend class Pipeline;
   SparseSequence() = default;
   Status allocate_buffers();
+  void enqueue_place(uint32_t layer,
+                     const layout::PagedTokens& prompt,
+                     const PromptPartition& partition,
+                     backend::StreamRef stream);
 
   kv::PageStore* store_ = nullptr;
   std::shared_ptr<const SparseAlgorithm> algorithm_;

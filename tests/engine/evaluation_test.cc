@@ -171,6 +171,21 @@ TEST_F(Forcing, AlgorithmsThatWriteIntoThePromptDoNotHarmOthers) {
   EXPECT_EQ(together.at(2), alone.at(1));
 }
 
+TEST_F(Forcing, SettingsOfOneAlgorithmGetInOneBatchWhatTheyGetAlone) {
+  const std::string zones = ",cluster=4,update=8";
+  const std::vector<AlgorithmRef> settings = {
+      algorithm("retroinfer:budget=8" + zones), algorithm("retroinfer:budget=32" + zones),
+      algorithm(kSmall), algorithm("retroinfer:budget=8,estimate=0" + zones),
+      algorithm("retroinfer:budget=8,cluster=8,update=8")};
+  for (const double fast : {0.1, 1.0}) {
+    const Logits together = run(settings, fast);
+    for (size_t i = 0; i < settings.size(); ++i) {
+      EXPECT_EQ(together.at(i + 1), run({settings[i]}, fast).at(1)) << i << " of " << fast;
+      EXPECT_NE(together.at(i + 1), together.at(0)) << i;
+    }
+  }
+}
+
 TEST_F(Forcing, PromptsBelowAnAlgorithmsMinimumAreDenseAndCountedAsSuch) {
   std::vector<SettingUse> uses;
   const Logits logits = run({algorithm("sketch:budget=100")}, 0.1, &uses);

@@ -125,27 +125,18 @@ class RetroSequence {
 
   void prompt(Content content, uint32_t layer = 0) {
     content_ = std::move(content);
-    const sparse::PromptPartition partition =
-        algorithm_->enqueue_finish_prompt(*index_, layer, paged(0, tokens(), staging_), *stream_);
-    wait();
-    const uint32_t page_tokens = shape_.page_tokens;
-    tail_first_token_ = algorithm_->prompt_tail_first(tokens());
-    EXPECT_EQ(tail_first_token_ % page_tokens, 0u);
-    const uint64_t sinks = algorithm_->needs(max_tokens_).sink_pages;
-    const uint64_t ordered = std::min(sinks, tail_first_token_ / page_tokens);
-    for (auto& pages : pages_) {
-      for (uint32_t p = 0; p < ordered; ++p) {
-        for (uint32_t i = 0; i < page_tokens; ++i) pages[p].push_back(p * page_tokens + i);
-      }
-    }
-    next_page_ = static_cast<uint32_t>(ordered);
-    if (partition.map != nullptr) {
-      EXPECT_EQ(partition.first_mapped_page, next_page_);
-      add_map(*partition.map, 0, partition.mapped_page_ids);
-    } else {
-      EXPECT_EQ(tail_first_token_, ordered * page_tokens);
-    }
-    place_tail();
+    place_prompt(
+        algorithm_->enqueue_finish_prompt(*index_, layer, paged(0, tokens(), staging_), *stream_));
+  }
+
+  // The prompt of `from` with a copy of its index; false if its index is another one.
+  bool copy_prompt(const RetroSequence& from, uint32_t layer = 0) {
+    content_ = from.content_;
+    const auto partition =
+        algorithm_->enqueue_copy_prompt(*from.algorithm_, *from.index_, *index_, layer,
+                                        paged(0, tokens(), staging_), *stream_);
+    if (partition) place_prompt(*partition);
+    return partition.has_value();
   }
 
   // Appends one token; whether the layer clustered a part of its tail.
@@ -233,6 +224,28 @@ class RetroSequence {
   }
 
  private:
+  void place_prompt(const sparse::PromptPartition& partition) {
+    wait();
+    const uint32_t page_tokens = shape_.page_tokens;
+    tail_first_token_ = algorithm_->prompt_tail_first(tokens());
+    EXPECT_EQ(tail_first_token_ % page_tokens, 0u);
+    const uint64_t sinks = algorithm_->needs(max_tokens_).sink_pages;
+    const uint64_t ordered = std::min(sinks, tail_first_token_ / page_tokens);
+    for (auto& pages : pages_) {
+      for (uint32_t p = 0; p < ordered; ++p) {
+        for (uint32_t i = 0; i < page_tokens; ++i) pages[p].push_back(p * page_tokens + i);
+      }
+    }
+    next_page_ = static_cast<uint32_t>(ordered);
+    if (partition.map != nullptr) {
+      EXPECT_EQ(partition.first_mapped_page, next_page_);
+      add_map(*partition.map, 0, partition.mapped_page_ids);
+    } else {
+      EXPECT_EQ(tail_first_token_, ordered * page_tokens);
+    }
+    place_tail();
+  }
+
   void wait() {
     const Status status = stream_->wait_idle();
     ASSERT_TRUE(status.ok()) << status.to_string();

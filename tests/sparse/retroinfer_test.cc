@@ -335,6 +335,54 @@ TEST(RetroInfer, OutputsDoNotDependOnTheNumberOfThreads) {
   }
 }
 
+// Settings that differ in what they select alone: the copy is the index that would have been made.
+TEST(RetroInfer, APromptsIndexIsCopiedBetweenSettingsThatSelectDifferently) {
+  RetroShape shape;
+  shape.layers = 3;
+  const std::string zones = ",cluster=8,update=32";
+  const Content content = random_content(shape, 500, 71);
+  for (const uint32_t layer : {0u, 2u}) {
+    for (const char* options : {":budget=64,estimate=0.5", ":budget=100%", ":budget=8,estimate=0"}) {
+      RetroSequence first(shape, ":budget=16" + zones, 700);
+      RetroSequence built(shape, options + zones, 700);
+      RetroSequence copied(shape, options + zones, 700);
+      first.prompt(content, layer);
+      built.prompt(content, layer);
+      ASSERT_TRUE(copied.copy_prompt(first, layer)) << options;
+      EXPECT_EQ(copied.pages(), built.pages());
+      // The copy goes on by itself, through updates too.
+      const Content more = random_content(shape, 90, 72);
+      int updates = 0;
+      for (size_t i = 0; i < more.keys.size(); ++i) {
+        first.append(more.values[i], more.keys[i], layer);
+        const bool updated = built.append(more.keys[i], more.values[i], layer);
+        EXPECT_EQ(copied.append(more.keys[i], more.values[i], layer), updated);
+        updates += updated ? 1 : 0;
+        const std::vector<float> q = random_query(shape, static_cast<uint32_t>(i));
+        const Attended expected = built.attend(q, layer);
+        const Attended found = copied.attend(q, layer);
+        ASSERT_EQ(found.tokens, expected.tokens) << options << " token " << i;
+        ASSERT_EQ(found.out, expected.out) << options << " token " << i;
+        ASSERT_EQ(found.overflows, expected.overflows);
+      }
+      EXPECT_GE(updates, 2);
+    }
+  }
+}
+
+TEST(RetroInfer, AnIndexOfOtherClustersIsNotCopied) {
+  const RetroShape shape;
+  RetroSequence first(shape, ":budget=16,cluster=8,update=32", 700);
+  first.prompt(random_content(shape, 500, 71));
+  for (const char* options :
+       {":cluster=16,update=32", ":cluster=8,update=64", ":cluster=8,update=32,iterations=3"}) {
+    RetroSequence other(shape, options, 700);
+    EXPECT_FALSE(other.copy_prompt(first)) << options;
+  }
+  RetroSequence same(shape, ":cluster=8,update=32,estimate=0", 700);
+  EXPECT_TRUE(same.copy_prompt(first));
+}
+
 TEST(RetroInfer, ZeroKeysGiveNumbers) {
   const RetroShape shape{1, 1, 2, 64, 8, DType::kF32};
   RetroSequence sequence(shape, ":budget=32,update=128", 600);
