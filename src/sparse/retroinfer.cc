@@ -351,8 +351,7 @@ class RetroInfer final : public SparseAlgorithm {
                                                      const layout::PagedTokens& prompt,
                                                      backend::StreamRef stream) const override {
     const auto* retro = dynamic_cast<const RetroInfer*>(&other);
-    if (retro == nullptr || retro->iterations_ != iterations_ ||
-        !plan_.clusters_as(retro->plan_)) {
+    if (retro == nullptr || retro->iterations_ != iterations_ || !plan_.clusters_as(retro->plan_)) {
       return std::nullopt;
     }
     const auto& from = static_cast<const RetroIndex&>(base_from);
@@ -364,12 +363,11 @@ class RetroInfer final : public SparseAlgorithm {
     SPIN_CHECK(at.layer_bytes == source.layer_bytes && at.page_stride == source.page_stride &&
                at.token_stride == source.token_stride);
     const uint64_t heads = shape_.geometry.kv_heads;
-    stream.enqueue_copy(to.of_layer<void>(layer, 0), from.of_layer<void>(layer, 0),
-                         at.layer_bytes);
+    stream.enqueue_copy(to.of_layer<void>(layer, 0), from.of_layer<void>(layer, 0), at.layer_bytes);
     stream.enqueue_copy(to.array<void>(at.page_starts), from.array<void>(source.page_starts),
-                         heads * at.page_stride * sizeof(uint32_t));
+                        heads * at.page_stride * sizeof(uint32_t));
     stream.enqueue_copy(to.array<void>(at.token_ids), from.array<void>(source.token_ids),
-                         heads * at.token_stride * sizeof(uint32_t));
+                        heads * at.token_stride * sizeof(uint32_t));
     to.add_clusters(layer, from.clusters(layer));
     return prompt_partition(to, layer, tokens);
   }

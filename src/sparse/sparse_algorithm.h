@@ -169,10 +169,10 @@ class SparseAlgorithm {
                                                 const layout::PagedTokens& prompt,
                                                 backend::StreamRef stream) const = 0;
   // Settings that differ only in what they select make the same index of a prompt. If `from`, an
-  // index of `other`, is one for this algorithm, too, copies what it holds of the layer, in place of
-  // enqueue_prompt_chunk() and enqueue_finish_prompt(), and returns the partition, which reads `to`.
-  // Called right after the layer was finished for `from`, on the same stream; `to` was made for as
-  // many tokens as `from`. Returns nothing, and does nothing, if they are not alike.
+  // index of `other`, is one for this algorithm, too, copies what it holds of the layer, in place
+  // of enqueue_prompt_chunk() and enqueue_finish_prompt(), and returns the partition, which reads
+  // `to`. Called right after the layer was finished for `from`, on the same stream; `to` was made
+  // for as many tokens as `from`. Returns nothing, and does nothing, if they are not alike.
   virtual std::optional<PromptPartition> enqueue_copy_prompt(const SparseAlgorithm& /*other*/,
                                                              const SequenceIndex& /*from*/,
                                                              SequenceIndex& /*to*/,

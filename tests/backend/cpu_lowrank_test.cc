@@ -9,28 +9,15 @@
 #include "backend/cpu/cpu_device.h"
 #include "backend/cpu/orthonormal.h"
 #include "backend/sparse_ops.h"
+#include "tests/backend/cpu_backends.h"
 #include "tests/backend/lowrank_conformance.h"
 
 namespace spin::testing {
 namespace {
 
-using backend::cpu::CpuIsa;
-
-OpsBackend cpu_backend(const char* name, CpuIsa isa, uint32_t threads) {
-  backend::cpu::CpuDeviceOptions options;
-  options.isa = isa;
-  options.threads = threads;
-  return {name, [options] { return backend::cpu::create_cpu_device(options); }};
-}
-
-// Every instruction set; those that this processor lacks are skipped.
 INSTANTIATE_TEST_SUITE_P(Cpu,
                          LowRankConformance,
-                         ::testing::Values(cpu_backend("best_1_thread", CpuIsa::kBest, 1),
-                                           cpu_backend("best_3_threads", CpuIsa::kBest, 3),
-                                           cpu_backend("portable", CpuIsa::kPortable, 2),
-                                           cpu_backend("sse4", CpuIsa::kSse4, 2),
-                                           cpu_backend("avx2", CpuIsa::kAvx2, 2)),
+                         ::testing::ValuesIn(cpu_backends()),
                          backend_name);
 
 TEST(CpuOrthonormal, DependentAndZeroColumnsGiveAnOrthonormalBasisAllTheSame) {

@@ -7,32 +7,19 @@
 
 #include "backend/cpu/cpu_device.h"
 #include "tests/backend/attention_conformance.h"
+#include "tests/backend/cpu_backends.h"
 #include "tests/backend/ops_conformance.h"
 #include "tests/backend/sketch_conformance.h"
 
 namespace spin::testing {
 namespace {
 
-using backend::cpu::CpuIsa;
-
-OpsBackend cpu_backend(const char* name, CpuIsa isa, uint32_t threads) {
-  backend::cpu::CpuDeviceOptions options;
-  options.isa = isa;
-  options.threads = threads;
-  return {name, [options] { return backend::cpu::create_cpu_device(options); }};
-}
-
-// Every instruction set; those that this processor lacks are skipped.
-const auto kBackends = ::testing::Values(cpu_backend("best_1_thread", CpuIsa::kBest, 1),
-                                         cpu_backend("best_3_threads", CpuIsa::kBest, 3),
-                                         cpu_backend("portable", CpuIsa::kPortable, 2),
-                                         cpu_backend("sse4", CpuIsa::kSse4, 2),
-                                         cpu_backend("avx2", CpuIsa::kAvx2, 2),
-                                         cpu_backend("avx512", CpuIsa::kAvx512, 2));
-
-INSTANTIATE_TEST_SUITE_P(Cpu, OpsConformance, kBackends, backend_name);
-INSTANTIATE_TEST_SUITE_P(Cpu, AttentionConformance, kBackends, backend_name);
-INSTANTIATE_TEST_SUITE_P(Cpu, SketchConformance, kBackends, backend_name);
+INSTANTIATE_TEST_SUITE_P(Cpu, OpsConformance, ::testing::ValuesIn(cpu_backends()), backend_name);
+INSTANTIATE_TEST_SUITE_P(Cpu,
+                         AttentionConformance,
+                         ::testing::ValuesIn(cpu_backends()),
+                         backend_name);
+INSTANTIATE_TEST_SUITE_P(Cpu, SketchConformance, ::testing::ValuesIn(cpu_backends()), backend_name);
 
 // Attention of three tokens whose pages of one token lie in these slots of a pool at `base`.
 std::vector<float> attend_in_slots(char* base, const std::vector<uint32_t>& slots) {

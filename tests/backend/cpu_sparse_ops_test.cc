@@ -4,37 +4,25 @@
 #include <gtest/gtest.h>
 
 #include "backend/cpu/cpu_device.h"
+#include "tests/backend/cpu_backends.h"
 #include "tests/backend/sparse_ops_conformance.h"
 
 namespace spin::testing {
 namespace {
 
-using backend::cpu::CpuIsa;
-
-OpsBackend cpu_backend(const char* name, CpuIsa isa, uint32_t threads) {
-  backend::cpu::CpuDeviceOptions options;
-  options.isa = isa;
-  options.threads = threads;
-  return {name, [options] { return backend::cpu::create_cpu_device(options); }};
-}
-
-// Every instruction set; those that this processor lacks are skipped.
-const auto kBackends = ::testing::Values(cpu_backend("best_3_threads", CpuIsa::kBest, 3),
-                                         cpu_backend("portable", CpuIsa::kPortable, 1),
-                                         cpu_backend("sse4", CpuIsa::kSse4, 2),
-                                         cpu_backend("avx2", CpuIsa::kAvx2, 2),
-                                         cpu_backend("avx512", CpuIsa::kAvx512, 1));
-
-INSTANTIATE_TEST_SUITE_P(Cpu, SparseOpsConformance, kBackends, backend_name);
-INSTANTIATE_TEST_SUITE_P(Cpu, ScoreConformance, kBackends, backend_name);
+INSTANTIATE_TEST_SUITE_P(Cpu,
+                         SparseOpsConformance,
+                         ::testing::ValuesIn(cpu_backends()),
+                         backend_name);
+INSTANTIATE_TEST_SUITE_P(Cpu, ScoreConformance, ::testing::ValuesIn(cpu_backends()), backend_name);
 // No kernels of an instruction set's own.
 INSTANTIATE_TEST_SUITE_P(Cpu,
                          RankConformance,
-                         ::testing::Values(cpu_backend("2_threads", CpuIsa::kBest, 2)),
+                         ::testing::ValuesIn(cpu_thread_counts()),
                          backend_name);
 INSTANTIATE_TEST_SUITE_P(Cpu,
                          ListConformance,
-                         ::testing::Values(cpu_backend("2_threads", CpuIsa::kBest, 2)),
+                         ::testing::ValuesIn(cpu_thread_counts()),
                          backend_name);
 
 // Means, scores and estimates of one made-up head of 3,000 tokens.

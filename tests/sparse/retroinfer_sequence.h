@@ -132,9 +132,8 @@ class RetroSequence {
   // The prompt of `from` with a copy of its index; false if its index is another one.
   bool copy_prompt(const RetroSequence& from, uint32_t layer = 0) {
     content_ = from.content_;
-    const auto partition =
-        algorithm_->enqueue_copy_prompt(*from.algorithm_, *from.index_, *index_, layer,
-                                        paged(0, tokens(), staging_), *stream_);
+    const auto partition = algorithm_->enqueue_copy_prompt(
+        *from.algorithm_, *from.index_, *index_, layer, paged(0, tokens(), staging_), *stream_);
     if (partition) place_prompt(*partition);
     return partition.has_value();
   }

@@ -342,7 +342,8 @@ TEST(RetroInfer, APromptsIndexIsCopiedBetweenSettingsThatSelectDifferently) {
   const std::string zones = ",cluster=8,update=32";
   const Content content = random_content(shape, 500, 71);
   for (const uint32_t layer : {0u, 2u}) {
-    for (const char* options : {":budget=64,estimate=0.5", ":budget=100%", ":budget=8,estimate=0"}) {
+    for (const char* options :
+         {":budget=64,estimate=0.5", ":budget=100%", ":budget=8,estimate=0"}) {
       RetroSequence first(shape, ":budget=16" + zones, 700);
       RetroSequence built(shape, options + zones, 700);
       RetroSequence copied(shape, options + zones, 700);
