@@ -2,8 +2,10 @@
 # Sources are found by folder: src/NAME/*.cc belongs to module NAME (not its subfolders).
 
 add_library(spin_flags INTERFACE)
-target_compile_options(spin_flags INTERFACE -Wall -Wextra -Wshadow -Wnon-virtual-dtor
-                       $<$<BOOL:${SPIN_WERROR}>:-Werror>)
+set(spin_warnings -Wall -Wextra -Wshadow -Wnon-virtual-dtor $<$<BOOL:${SPIN_WERROR}>:-Werror>)
+# nvcc's own stubs do not pass the strict set.
+target_compile_options(spin_flags INTERFACE "$<$<COMPILE_LANGUAGE:C,CXX>:${spin_warnings}>"
+                       $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall>)
 target_include_directories(spin_flags INTERFACE ${CMAKE_SOURCE_DIR}/include ${CMAKE_SOURCE_DIR}/src)
 if(CMAKE_CXX_COMPILER_ID MATCHES Clang)
   target_compile_options(spin_flags INTERFACE -Wthread-safety -Wno-unused-private-field)
@@ -38,7 +40,8 @@ endif()
 function(spin_module path)
   cmake_parse_arguments(ARG "" "" "DEPS;LIBS;PRIVATE_LIBS" ${ARGN})
   string(REPLACE "/" "_" name ${path})
-  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${path}/*.cc)
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${path}/*.cc
+       ${CMAKE_SOURCE_DIR}/src/${path}/*.cu)
   list(TRANSFORM ARG_DEPS PREPEND spin_)
   if(sources)
     add_library(spin_${name} STATIC ${sources})
@@ -68,9 +71,13 @@ function(spin_program name)
   install(TARGETS ${name} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endfunction()
 
-# spin_test(FOLDER [MODULES ...] [LIBS ...]): tests/FOLDER/*_test.cc as one executable.
+# spin_test(FOLDER [LABEL label] [MODULES ...] [LIBS ...]): tests/FOLDER/*_test.cc as one executable.
+# LABEL (unit): which of the lanes runs it.
 function(spin_test folder)
-  cmake_parse_arguments(ARG "" "" "MODULES;LIBS" ${ARGN})
+  cmake_parse_arguments(ARG "" "LABEL" "MODULES;LIBS" ${ARGN})
+  if(NOT ARG_LABEL)
+    set(ARG_LABEL unit)
+  endif()
   string(REPLACE "/" "_" name ${folder})
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/${folder}/*.cc)
   if(NOT sources)
@@ -86,7 +93,7 @@ function(spin_test folder)
                         GTest::gmock GTest::gtest_main)
   include(GoogleTest)
   gtest_discover_tests(spin_${name}_tests DISCOVERY_TIMEOUT 60
-                       PROPERTIES LABELS "unit;${name}" TIMEOUT 300)
+                       PROPERTIES LABELS "${ARG_LABEL};${name}" TIMEOUT 300)
 endfunction()
 
 # spin_fuzzer(NAME MODULES ...): fuzz/NAME_fuzzer.cc.

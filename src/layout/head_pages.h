@@ -26,6 +26,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "layout/host_device.h"
+
 namespace spin::layout {
 
 inline constexpr uint32_t kNoPage = 0xFFFF'FFFF;
@@ -48,7 +50,7 @@ struct HeadPages {
   uint32_t extent_count = 0;
   uint8_t swept_epoch = 0;
 
-  bool is_flat() const { return table == nullptr; }
+  SPIN_HOST_DEVICE bool is_flat() const { return table == nullptr; }
 };
 static_assert(std::is_trivially_copyable_v<HeadPages>);
 
@@ -77,11 +79,13 @@ struct HostExtentLayout {
   uint32_t pages = 32;      // S
   uint64_t page_bytes = 0;  // of KvGeometry
 
-  constexpr uint64_t bytes() const { return pages * (page_bytes + sizeof(HostPageTag)); }
-  std::byte* page(uint64_t extent, uint32_t page_id) const {
+  SPIN_HOST_DEVICE constexpr uint64_t bytes() const {
+    return pages * (page_bytes + sizeof(HostPageTag));
+  }
+  SPIN_HOST_DEVICE std::byte* page(uint64_t extent, uint32_t page_id) const {
     return reinterpret_cast<std::byte*>(extent) + (page_id % pages) * page_bytes;
   }
-  HostPageTag* tag(uint64_t extent, uint32_t page_id) const {
+  SPIN_HOST_DEVICE HostPageTag* tag(uint64_t extent, uint32_t page_id) const {
     return reinterpret_cast<HostPageTag*>(reinterpret_cast<std::byte*>(extent) +
                                           pages * page_bytes) +
            page_id % pages;

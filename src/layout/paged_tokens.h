@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "layout/host_device.h"
 #include "layout/kv_geometry.h"
 
 namespace spin::layout {
@@ -21,12 +22,12 @@ struct PagedTokens {
   uint64_t slot_stride = 0;
   uint64_t tokens = 0;  // readable ones
 
-  const std::byte* key(uint32_t head, uint64_t token) const {
+  SPIN_HOST_DEVICE const std::byte* key(uint32_t head, uint64_t token) const {
     const uint64_t page = token / geometry.page_tokens;
     return base + slots[head * slot_stride + page] * geometry.page_bytes() +
            (token % geometry.page_tokens) * geometry.row_bytes();
   }
-  const std::byte* value(uint32_t head, uint64_t token) const {
+  SPIN_HOST_DEVICE const std::byte* value(uint32_t head, uint64_t token) const {
     return key(head, token) + geometry.plane_bytes();
   }
 };

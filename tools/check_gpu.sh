@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Runs the tests that need a GPU and, with --sanitize, a reduced set of them under compute-sanitizer's
+# memcheck, racecheck, initcheck and synccheck. Build first:
+#   cmake --preset cuda-release && cmake --build --preset cuda-release --target spin_backend_cuda_tests
+# Usage: tools/check_gpu.sh [--sanitize] [TEST_PROGRAM] [-- GTEST_FLAGS]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+sanitize=0
+program=build/cuda-release/tests/spin_backend_cuda_tests
+while [ $# -gt 0 ]; do
+  case $1 in
+    --sanitize) sanitize=1 ;;
+    --) shift && break ;;
+    *) program=$1 ;;
+  esac
+  shift
+done
+command -v nvidia-smi >/dev/null && nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
+failed=0
+"$program" --gtest_brief=1 "$@" || failed=1
+if [ "$sanitize" = 1 ]; then
+  # Each suite's first tests: the tools slow kernels down ten to a hundred times.
+  for tool in memcheck racecheck initcheck synccheck; do
+    echo "== compute-sanitizer $tool"
+    compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 \
+      "$program" --gtest_brief=1 --gtest_filter="${SPIN_SANITIZE_FILTER:-Cuda/*}" || failed=1
+  done
+fi
+exit $failed
