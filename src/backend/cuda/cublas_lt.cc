@@ -54,7 +54,8 @@ Status make_preference(cublasLtMatmulPreferenceOpaque_t* preference) {
         cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)), kDoing);
   };
   SPIN_RETURN_IF_ERROR(cublas_status(cublasLtMatmulPreferenceInit(preference), kDoing));
-  SPIN_RETURN_IF_ERROR(set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{0}));
+  SPIN_RETURN_IF_ERROR(
+      set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{kGemmWorkspaceBytes}));
   SPIN_RETURN_IF_ERROR(set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                            static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE)));
   for (const auto attribute :
@@ -112,7 +113,7 @@ std::vector<cublasLtMatmulAlgo_t> CublasLt::candidates(const GemmShape& shape, i
   }
   std::vector<cublasLtMatmulAlgo_t> algorithms;
   for (int i = 0; i < count; ++i) {
-    if (found[i].state == CUBLAS_STATUS_SUCCESS && found[i].workspaceSize == 0 &&
+    if (found[i].state == CUBLAS_STATUS_SUCCESS && found[i].workspaceSize <= kGemmWorkspaceBytes &&
         is_unsplit(found[i].algo)) {
       algorithms.push_back(found[i].algo);
     }
@@ -128,7 +129,7 @@ bool CublasLt::supports(const GemmShape& shape,
   return make_dense_layouts(shape, m, &layouts).ok() &&
          cublasLtMatmulAlgoCheck(handle_, operation_, &layouts.w, &layouts.x, &layouts.out,
                                  &layouts.out, &algorithm, &found) == CUBLAS_STATUS_SUCCESS &&
-         found.workspaceSize == 0;
+         found.workspaceSize <= kGemmWorkspaceBytes;
 }
 
 Status CublasLt::multiply(const GemmShape& shape,
@@ -140,10 +141,11 @@ Status CublasLt::multiply(const GemmShape& shape,
       make_layouts(shape, operands.m, operands.x_stride, operands.out_stride, &layouts));
   const float alpha = 1.0f;
   const float beta = operands.accumulate ? 1.0f : 0.0f;
-  return cublas_status(cublasLtMatmul(handle_, operation_, &alpha, operands.w, &layouts.w,
-                                      operands.x, &layouts.x, &beta, operands.out, &layouts.out,
-                                      operands.out, &layouts.out, &algorithm, nullptr, 0, stream),
-                       "multiply matrices");
+  return cublas_status(
+      cublasLtMatmul(handle_, operation_, &alpha, operands.w, &layouts.w, operands.x, &layouts.x,
+                     &beta, operands.out, &layouts.out, operands.out, &layouts.out, &algorithm,
+                     operands.workspace, kGemmWorkspaceBytes, stream),
+      "multiply matrices");
 }
 
 }  // namespace spin::backend::cuda

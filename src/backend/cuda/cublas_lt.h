@@ -4,8 +4,8 @@
 //   out [m, n] (+)= x [m, k] * w [n, k]^T, row-major, x and w f32 or both bf16, sums and out f32.
 //
 // f32 products are float products (no TF32). Only algorithms that form each sum in one piece,
-// within one thread block, are offered: no workspace, no reduction. Thread: thread-safe. Requires:
-// the GPU is the calling thread's.
+// within one thread block, are offered: no reduction, no workspace but a counter. Thread:
+// thread-safe. Requires: the GPU is the calling thread's.
 #pragma once
 
 #include <compare>
@@ -20,6 +20,10 @@
 #include "spin/status.h"
 
 namespace spin::backend::cuda {
+
+// What algorithms count their tiles in when there are more than two waves of them. Partial sums do
+// not fit.
+inline constexpr size_t kGemmWorkspaceBytes = 256;
 
 struct GemmShape {
   int64_t n = 0;
@@ -38,6 +42,7 @@ struct GemmOperands {
   int64_t out_stride = 0;
   int64_t m = 0;
   bool accumulate = false;
+  void* workspace = nullptr;  // kGemmWorkspaceBytes of fast memory
 };
 
 class CublasLt {
@@ -50,7 +55,7 @@ class CublasLt {
 
   // Algorithms for m rows, the one that should be fastest first; may be empty.
   std::vector<cublasLtMatmulAlgo_t> candidates(const GemmShape& shape, int64_t m) const;
-  // Whether `algorithm` takes m rows, without workspace.
+  // Whether `algorithm` takes m rows, with no more workspace than that.
   bool supports(const GemmShape& shape, int64_t m, const cublasLtMatmulAlgo_t& algorithm) const;
   // Enqueues. Errors: kInternal.
   Status multiply(const GemmShape& shape,

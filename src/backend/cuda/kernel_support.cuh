@@ -69,9 +69,11 @@ inline unsigned blocks_for(uint64_t work, unsigned per_block) {
 
 // ---- Faults.
 
-// Keeps the first one. The stream reads it when it is idle.
+// Keeps an earlier one. Plain accesses: the bus has no atomic operations on host memory, and which
+// of several faults stays does not matter. The stream reads it when it is idle.
 __device__ inline void report_fault(uint32_t* fault, KernelFault what) {
-  atomicCAS_system(fault, 0u, static_cast<uint32_t>(what));
+  volatile uint32_t* const word = fault;
+  if (*word == static_cast<uint32_t>(KernelFault::kNone)) *word = static_cast<uint32_t>(what);
 }
 
 // ---- Elements. bf16 rounding is to nearest even, as base/bf16.h.

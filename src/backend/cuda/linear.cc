@@ -130,11 +130,10 @@ void Linear::enqueue(TensorRef x,
                      TensorRef out,
                      CudaStream& stream) {
   const ScratchLayout layout(x, w, out, std::min(x.rows, kMostGemmRows));
-  char* scratch = nullptr;
-  if (layout.copies_x || layout.moves_out) {
-    scratch = static_cast<char*>(stream.scratch(layout.x_bytes + layout.out_bytes));
-    if (scratch == nullptr) return;
-  }
+  auto* const workspace =
+      static_cast<char*>(stream.scratch(kGemmWorkspaceBytes + layout.x_bytes + layout.out_bytes));
+  if (workspace == nullptr) return;
+  char* const scratch = workspace + kGemmWorkspaceBytes;
   for (int64_t first = 0; first < x.rows; first += kMostGemmRows) {
     const int64_t m = std::min(kMostGemmRows, x.rows - first);
     const auto* const from = static_cast<const float*>(x.data) + first * x.row_stride;
@@ -145,7 +144,8 @@ void Linear::enqueue(TensorRef x,
                              .out = to,
                              .out_stride = out.row_stride,
                              .m = m,
-                             .accumulate = accumulate || bias != nullptr};
+                             .accumulate = accumulate || bias != nullptr,
+                             .workspace = workspace};
     if (layout.copies_x) {
       launch_round_rows(from, x.row_stride, m, w.cols(), w.dtype(), scratch, w.stride(),
                         stream.handle());

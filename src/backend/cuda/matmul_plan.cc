@@ -61,7 +61,8 @@ class Trial {
   int64_t out_stride_ = 0;
   Buffer w_, x_, found_;
   std::array<Buffer, 2> expected_;  // by `accumulate`
-  Buffer differ_;                   // uint32_t, pinned
+  Buffer workspace_;
+  Buffer differ_;  // uint32_t, pinned
 };
 
 Status Trial::fill(layout::DType dtype, uint64_t count, uint32_t seed, const Buffer& to) {
@@ -83,6 +84,7 @@ Status Trial::prepare(MemoryResource& fast, MemoryResource& host) {
   for (Buffer& expected : expected_) {
     SPIN_ASSIGN_OR_RETURN(expected, Buffer::allocate(fast, out_bytes, kAlignment));
   }
+  SPIN_ASSIGN_OR_RETURN(workspace_, Buffer::allocate(fast, kGemmWorkspaceBytes, kAlignment));
   SPIN_ASSIGN_OR_RETURN(differ_, Buffer::allocate(host, sizeof(uint32_t)));
   const Status filled_w = fill(shape_.dtype, w_count, 1, w_);
   const Status filled_x = fill(shape_.dtype, x_count, 2, x_);
@@ -108,7 +110,8 @@ Result<bool> Trial::multiply(const cublasLtMatmulAlgo_t& algorithm,
                                  .out = out.as<float>() + first * out_stride_,
                                  .out_stride = out_stride_,
                                  .m = m,
-                                 .accumulate = accumulate};
+                                 .accumulate = accumulate,
+                                 .workspace = workspace_.data()};
   const bool runs = lt_.multiply(shape_, operands, algorithm, stream_).ok();
   if (!runs) (void)cudaGetLastError();  // a refused launch, if it was one
   SPIN_RETURN_IF_ERROR(wait());
@@ -163,10 +166,14 @@ class Choice {
                               choose_for(range, reference, &plan.algorithms[range]));
         if (!found) break;
       }
+      most_rows_ = std::max(most_rows_, range == 0 ? 0 : kRangeEnds[range - 1]);
       if (range == kRanges) return std::optional(plan);
     }
     return std::optional<MatmulPlan>();
   }
+
+  // If nothing was found: so many rows had an algorithm that agreed with a reference.
+  int64_t most_rows() const { return most_rows_; }
 
  private:
   Result<bool> choose_for(size_t range,
@@ -197,6 +204,7 @@ class Choice {
   const GemmShape shape_;
   Trial& trial_;
   std::array<Algorithms, kRanges> candidates_;
+  int64_t most_rows_ = 0;
 };
 
 std::string shape_text(const GemmShape& shape) {
@@ -229,8 +237,9 @@ Result<std::unique_ptr<const MatmulPlan>> MatmulPlanner::make_plan(const GemmSha
   SPIN_ASSIGN_OR_RETURN(const std::optional<MatmulPlan> plan, choice.choose());
   if (!plan.has_value()) {
     return Status(StatusCode::kUnsupported,
-                  "expected algorithms of cuBLASLt that agree for every number of rows, found none "
-                  "for a matrix of " +
+                  "expected algorithms of cuBLASLt that agree for every number of rows, found them "
+                  "for up to " +
+                      std::to_string(choice.most_rows()) + " rows of a matrix of " +
                       shape_text(shape));
   }
   return std::unique_ptr<const MatmulPlan>(std::make_unique<MatmulPlan>(*plan));

@@ -7,8 +7,9 @@
 // add in another order. One algorithm for all m would not: its tiles do the same whatever the
 // others do. But a tile that is right for a prompt is several times too slow for a decode step. So:
 //
-//   - only algorithms that need no workspace and no reduction are considered: each sum over k is
-//     formed by one thread block;
+//   - only algorithms that need no reduction and no workspace but a counter of tiles are
+//   considered:
+//     each sum over k is formed by one thread block;
 //   - per (n, k, type) one of them is the reference, the fastest for many rows if possible;
 //   - for each range of m the plan takes the fastest whose results on random rows are the
 //     reference's bit for bit, at both ends of the range. Kernels built from one matrix instruction

@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(kFinishThreads)
     finish_scores_kernel(const __grid_constant__ ItemPack<ScoreRows> items,
                          uint32_t group,
                          Aggregation aggregation) {
-  extern __shared__ float lse[];  // [group]
+  extern __shared__ float lse[];  // [group rounded up to 4]: loads are joined to 16 bytes
   const ScoreRows& rows = items[blockIdx.z];
   const uint32_t begin = blockIdx.x * kFinishPartitions;
   if (begin >= rows.count) return;
@@ -326,8 +326,9 @@ void launch_finish_scores(std::span<const ScoreRows> rows,
     for (const ScoreRows& item : rows.subspan(first, count)) most = std::max(most, item.count);
     if (most == 0) return;
     const dim3 grid(blocks_for(most, kFinishPartitions), kv_heads, count);
-    finish_scores_kernel<<<grid, kFinishThreads, group * sizeof(float), stream.handle()>>>(
-        pack, group, aggregation);
+    const size_t shared = (size_t{group} + 3) / 4 * 4 * sizeof(float);
+    finish_scores_kernel<<<grid, kFinishThreads, shared, stream.handle()>>>(pack, group,
+                                                                            aggregation);
     stream.end("finish_scores");
   });
 }
