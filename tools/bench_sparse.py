@@ -14,6 +14,7 @@ import json
 import pathlib
 import statistics
 import subprocess
+import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -28,7 +29,9 @@ def run(arguments, setting):
         command += ["--tokenizer", arguments.tokenizer]
     if sparse:
         command += ["--sparse", sparse]
-    done = subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{sparse or 'dense'}: {done.stderr.strip()}")
     return json.loads(done.stderr.strip().splitlines()[-1])
 
 
