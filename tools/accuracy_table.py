@@ -102,6 +102,8 @@ def print_sum(paths):
     for path in paths:
         with open(path, encoding="utf-8") as file:
             results.append(json.load(file))
+        if any("exact" not in setting for setting in results[-1]["settings"]):
+            sys.exit(f"{path}: not a result of `eval ruler`")
     for result in results[1:]:
         add(results[0], result)
     json.dump(results[0], sys.stdout, indent=1)

@@ -553,7 +553,7 @@ void run_all(Bench& bench) {
   }
 }
 
-void write_json(const Bench& bench, const std::string& device, const std::string& path) {
+bool write_json(const Bench& bench, const std::string& device, const std::string& path) {
   std::ofstream file(path);
   file << fmt::format("{{\"device\": \"{}\", \"results\": [", device);
   const char* comma = "";
@@ -566,6 +566,8 @@ void write_json(const Bench& bench, const std::string& device, const std::string
     comma = ",";
   }
   file << "\n]}\n";
+  file.close();
+  return file.good();
 }
 
 int run_program(int argc, char** argv) {
@@ -582,7 +584,10 @@ int run_program(int argc, char** argv) {
   Bench bench(filter);
   fmt::print("{}\n", bench.device().properties().name);
   run_all(bench);
-  if (!json.empty()) write_json(bench, bench.device().properties().name, json);
+  if (!json.empty() && !write_json(bench, bench.device().properties().name, json)) {
+    fmt::print(stderr, "spin_cuda_bench: cannot write {}\n", json);
+    return 1;
+  }
   return 0;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ops on a GPU. Linear layers are cuBLASLt's (linear.cc), attention over pages is
-// paged_attention.cu, the rest elementwise.cu. Thread: as Ops.
+// paged_attention.cu, then rope.cu, kv_append.cu, elementwise.cu. Thread: as Ops.
 #pragma once
 
 #include <memory>

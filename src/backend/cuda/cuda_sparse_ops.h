@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // SparseOps on a GPU. summaries.cu (pool, strays, sizes), score.cu (means, boxes), rank.cu,
-// lists.cu (build, split), estimate.cu, sketch_encode.cu, sketch_score.cu, gates.cu, lowrank.cu,
-// cluster.cu. Thread: as SparseOps.
+// lists.cu (build, split), estimate.cu, sketch_encode.cu, sketch_score.cu, sketch_estimate.cu,
+// gates.cu, lowrank.cu, lowrank_factor.cu, cluster.cu, cluster_pages.cu. Thread: as SparseOps.
 #pragma once
 
 #include "backend/sparse_ops.h"
