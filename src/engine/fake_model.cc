@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/fake_model.h"
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <new>
@@ -114,7 +115,10 @@ void fill_logits(const Wish& wish, uint64_t state, float* row) {
   for (uint32_t id = 0; id < kFakeLogitColumns; ++id) {
     row[id] = static_cast<float>(base::mix64(state + id) >> 40) * 0x1.0p-22f;  // [0, 4)
   }
-  row[wish.token] += 8.0f;
+  // What scripts are made of is never said by chance: a draw of `say`, `nan` and `end` would be
+  // one.
+  for (const TokenId id : {kFakeSay, kFakeEnd, kFakeNan}) row[id] -= 60.0f;
+  row[wish.token] = 8.0f + std::max(row[wish.token], 0.0f);
   // Padding beats everything: choosing it would be noticed.
   for (uint32_t id = kFakeVocabulary; id < kFakeLogitColumns; ++id) row[id] = 50.0f;
   if (wish.not_a_number) row[state % kFakeVocabulary] = std::numeric_limits<float>::quiet_NaN();

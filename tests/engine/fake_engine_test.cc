@@ -248,6 +248,22 @@ TEST(FakeEngine, EndTokensObeyMinTokensIgnoreEosAndStopTokenIds) {
   }
 }
 
+// A draw must not write a script by chance: one with "nan" in it would fail its request.
+TEST(FakeEngine, DrawnTokensAreNeverThoseOfScripts) {
+  const auto engine = fake_engine();
+  for (uint64_t seed = 0; seed < 10; ++seed) {
+    GenerateRequest request = testing::endless_request(seed);
+    request.sampling.temperature = 2;
+    request.sampling.seed = seed;
+    request.sampling.max_tokens = 400;
+    const Outcome outcome = run_request(*engine, request);
+    ASSERT_TRUE(outcome.result.status.ok()) << outcome.result.status.to_string();
+    for (const TokenId id : outcome.choices.at(0).tokens) {
+      EXPECT_TRUE(id != kFakeSay && id != kFakeEnd && id != kFakeNan) << id;
+    }
+  }
+}
+
 TEST(FakeEngine, OutputEndsAtMaxTokensAndAtTheModelsLength) {
   FakeModelOptions model;
   model.max_model_len = 100;
