@@ -143,10 +143,14 @@ class Stream {
 using StreamRef = Stream&;
 
 struct DeviceProperties {
-  std::string name;           // "AMD EPYC ..., 2 threads, avx512_bf16"
-  uint32_t threads = 1;       // workers that one operation may use
-  bool fast_bf16 = false;     // bf16 products run in hardware; dtype "auto" picks bf16 then
-  uint64_t memory_bytes = 0;  // memory this process may use (of the machine or its control group)
+  std::string name;                // "AMD EPYC ..., 2 threads, avx512_bf16"
+  uint32_t threads = 1;            // workers that one operation may use
+  bool fast_bf16 = false;          // bf16 products run in hardware; dtype "auto" picks bf16 then
+  uint64_t memory_bytes = 0;       // fast memory this process may use
+  uint64_t host_memory_bytes = 0;  // host memory it may use (of the machine or its control group)
+  // Fast memory is host memory: the host may read and write it while no queued work does, and both
+  // sizes are one.
+  bool unified_memory = true;
 };
 
 // Thread: thread-safe unless a member says otherwise. Lifetime: outlives its streams and buffers.

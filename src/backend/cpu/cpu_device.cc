@@ -63,7 +63,7 @@ Result<std::unique_ptr<Device>> create_cpu_device(const CpuDeviceOptions& option
   DeviceProperties properties;
   properties.threads = threads;
   properties.fast_bf16 = kernels.has_fast_bf16;
-  properties.memory_bytes = base::usable_memory_bytes();
+  properties.memory_bytes = properties.host_memory_bytes = base::usable_memory_bytes();
   properties.name = base::cpu_model_name() + ", " + std::to_string(threads) +
                     (threads == 1 ? " thread, " : " threads, ") + kernels.name;
   const uint64_t fast_bytes =

@@ -13,6 +13,7 @@
 #include "backend/cuda/cuda_sparse_ops.h"
 #include "backend/cuda/cuda_status.h"
 #include "backend/cuda/cuda_stream.h"
+#include "base/machine.h"
 
 namespace spin::backend::cuda {
 namespace {
@@ -86,6 +87,8 @@ Result<std::unique_ptr<Device>> create_cuda_device(const CudaDeviceOptions& opti
   properties.threads = static_cast<uint32_t>(gpu.multiProcessorCount);
   properties.fast_bf16 = true;
   properties.memory_bytes = gpu.totalGlobalMem;
+  properties.host_memory_bytes = base::usable_memory_bytes();
+  properties.unified_memory = false;
   auto device = std::make_unique<CudaDevice>(options.ordinal, options.fast_memory_bytes,
                                              std::move(properties));
   SPIN_RETURN_IF_ERROR(device->initialize());
