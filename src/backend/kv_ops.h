@@ -36,6 +36,9 @@ struct TailAppendItem {
   layout::Tail tail;                   // before the append
   uint64_t first_row = 0;              // of k and v
   uint32_t tokens = 0;
+  // Out [kv_heads, tail.ring]: slots of the ring from the tail's first page on, written or not;
+  // null: not wanted. Tiered heads only.
+  uint32_t* tail_slots = nullptr;
 };
 
 struct RetrieveItem {

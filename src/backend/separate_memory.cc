@@ -125,14 +125,16 @@ class SeparateMemoryStream final : public StreamDecorator {
 }  // namespace
 
 Result<std::unique_ptr<SeparateMemoryDevice>> SeparateMemoryDevice::create(
-    Device& inner, uint64_t fast_memory_bytes) {
-  SPIN_CHECK(inner.properties().unified_memory && fast_memory_bytes % kSystemPage == 0);
+    std::unique_ptr<Device> inner, uint64_t fast_memory_bytes) {
+  SPIN_CHECK(inner->properties().unified_memory && fast_memory_bytes % kSystemPage == 0);
   SPIN_ASSIGN_OR_RETURN(auto fast, SeparateMemory::create(fast_memory_bytes));
-  return std::unique_ptr<SeparateMemoryDevice>(new SeparateMemoryDevice(inner, std::move(fast)));
+  return std::unique_ptr<SeparateMemoryDevice>(
+      new SeparateMemoryDevice(std::move(inner), std::move(fast)));
 }
 
-SeparateMemoryDevice::SeparateMemoryDevice(Device& inner, std::unique_ptr<SeparateMemory> fast)
-    : inner_(inner), properties_(inner.properties()), fast_(std::move(fast)) {
+SeparateMemoryDevice::SeparateMemoryDevice(std::unique_ptr<Device> inner,
+                                           std::unique_ptr<SeparateMemory> fast)
+    : inner_(std::move(inner)), properties_(inner_->properties()), fast_(std::move(fast)) {
   properties_.unified_memory = false;
 }
 
@@ -140,11 +142,11 @@ SeparateMemoryDevice::~SeparateMemoryDevice() = default;
 
 MemoryResource& SeparateMemoryDevice::memory(MemoryKind kind) {
   if (kind == MemoryKind::kFast) return *fast_;
-  return inner_.memory(kind);
+  return inner_->memory(kind);
 }
 
 Result<std::unique_ptr<Stream>> SeparateMemoryDevice::create_stream(std::string_view name) {
-  SPIN_ASSIGN_OR_RETURN(auto stream, inner_.create_stream(name));
+  SPIN_ASSIGN_OR_RETURN(auto stream, inner_->create_stream(name));
   return std::unique_ptr<Stream>(std::make_unique<SeparateMemoryStream>(std::move(stream), *fast_));
 }
 

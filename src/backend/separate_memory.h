@@ -21,23 +21,23 @@ class SeparateMemory;
 
 class SeparateMemoryDevice final : public Device {
  public:
-  // Lifetime: inner outlives this object. Errors: kResourceExhausted if `fast_memory_bytes` of
+  // Requires: inner's memory is unified. Errors: kResourceExhausted if `fast_memory_bytes` of
   // addresses cannot be reserved.
-  static Result<std::unique_ptr<SeparateMemoryDevice>> create(Device& inner,
+  static Result<std::unique_ptr<SeparateMemoryDevice>> create(std::unique_ptr<Device> inner,
                                                               uint64_t fast_memory_bytes);
   ~SeparateMemoryDevice() override;
 
   const DeviceProperties& properties() const override { return properties_; }
   MemoryResource& memory(MemoryKind kind) override;
   Result<std::unique_ptr<Stream>> create_stream(std::string_view name) override;
-  Ops& ops() override { return inner_.ops(); }
-  KvOps& kv_ops() override { return inner_.kv_ops(); }
-  SparseOps& sparse_ops() override { return inner_.sparse_ops(); }
+  Ops& ops() override { return inner_->ops(); }
+  KvOps& kv_ops() override { return inner_->kv_ops(); }
+  SparseOps& sparse_ops() override { return inner_->sparse_ops(); }
 
  private:
-  SeparateMemoryDevice(Device& inner, std::unique_ptr<SeparateMemory> fast);
+  SeparateMemoryDevice(std::unique_ptr<Device> inner, std::unique_ptr<SeparateMemory> fast);
 
-  Device& inner_;
+  std::unique_ptr<Device> inner_;
   DeviceProperties properties_;
   std::unique_ptr<SeparateMemory> fast_;
 };

@@ -255,7 +255,9 @@ Result<std::unique_ptr<Engine>> load_and_start(const EngineOptions& options,
   parts.options = options;
   backend::cpu::CpuDeviceOptions device_options;
   device_options.threads = options.threads;
-  SPIN_ASSIGN_OR_RETURN(parts.device, backend::cpu::create_cpu_device(device_options));
+  SPIN_ASSIGN_OR_RETURN(parts.device, tuning.make_device
+                                          ? tuning.make_device()
+                                          : backend::cpu::create_cpu_device(device_options));
   SPIN_ASSIGN_OR_RETURN(const model::ModelFiles files, model::open_model(options.model));
   SPIN_ASSIGN_OR_RETURN(text::TokenizerBundle bundle, load_tokenizer(options, files));
   SPIN_RETURN_IF_ERROR(check_vocabulary(files.config, *bundle.tokenizer));

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// create_engine() with settings of the scheduler that nobody has to choose; tests do, to reach
-// rare states often. Thread: any.
+// create_engine() with settings that nobody has to choose; tests do, to reach rare states often.
+// Thread: any.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 
+#include "backend/device.h"
 #include "engine/scheduler.h"
 #include "spin/engine.h"
 #include "spin/options.h"
@@ -15,6 +17,8 @@ namespace spin::engine {
 
 struct EngineTuning {
   uint32_t min_decoded_tokens = SchedulerOptions{}.min_decoded_tokens;
+  // Makes the device instead of the one that the options name; empty: that one.
+  std::function<Result<std::unique_ptr<backend::Device>>()> make_device;
 };
 
 // As spin::create_engine().

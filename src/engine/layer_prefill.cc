@@ -2,7 +2,9 @@
 #include "engine/layer_prefill.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
+#include <vector>
 
 #include "backend/ops.h"
 #include "base/check.h"
@@ -68,8 +70,11 @@ Status LayerPrefill::allocate() {
   SPIN_ASSIGN_OR_RETURN(inputs_, Buffer::allocate(fast, input_bytes(max_tokens_)));
   SPIN_ASSIGN_OR_RETURN(
       host_inputs_, Buffer::allocate(device_.memory(MemoryKind::kHost), input_bytes(max_tokens_)));
-  for (uint64_t i = 0; i < pages; ++i) slots_.as<uint32_t>()[i] = static_cast<uint32_t>(i);
-  return ok_status();
+  std::vector<uint32_t> slots(pages);
+  std::iota(slots.begin(), slots.end(), 0u);
+  SPIN_ASSIGN_OR_RETURN(const auto stream, device_.create_stream("staging"));
+  stream->enqueue_copy(slots_.data(), slots.data(), pages * sizeof(uint32_t));
+  return stream->wait_idle();
 }
 
 void LayerPrefill::begin(sparse::SparseSequence& sequence, std::span<const TokenId> prompt) {

@@ -162,6 +162,7 @@ struct Planner {
     const kv::GhostLists ghosts = kv::ghost_lists(geometry, shape);
     table("ghost lists", one.ghosts,
           fmt::format("{} pages of 4 B in {} of {} heads", ghosts.pages, ghosts.heads, heads()));
+    table("tail slots", one.tail_slots, fmt::format("{} pages of 4 B a head", shape.tail_pages));
   }
 
   void add_host(uint32_t extent_pages) {

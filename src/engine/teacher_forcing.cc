@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include <fmt/format.h>
@@ -250,23 +251,29 @@ layout::PagedTokens TeacherForcing::prompt_layer(uint32_t layer, uint64_t tokens
           .tokens = tokens};
 }
 
-Result<layout::PagedTokens> TeacherForcing::copied(const layout::PagedTokens& source) {
+Result<layout::PagedTokens> TeacherForcing::copied(uint32_t layer,
+                                                   const layout::PagedTokens& source) {
   const uint64_t pages = geometry_.pages_per_head(source.tokens);
   const uint64_t bytes = pages * geometry_.kv_heads * geometry_.page_bytes();
   if (copy_.size_bytes() < bytes) {
-    SPIN_ASSIGN_OR_RETURN(copy_, Buffer::allocate(device_.memory(MemoryKind::kFast), bytes));
+    std::vector<uint32_t> slots(pages * geometry_.kv_heads);
+    std::iota(slots.begin(), slots.end(), 0u);
+    const uint64_t slot_bytes = slots.size() * sizeof(uint32_t);
+    backend::MemoryResource& fast = device_.memory(MemoryKind::kFast);
+    SPIN_ASSIGN_OR_RETURN(copy_, Buffer::allocate(fast, bytes));
+    SPIN_ASSIGN_OR_RETURN(copy_slots_, Buffer::allocate(fast, slot_bytes));
+    stream_->enqueue_copy(copy_slots_.data(), slots.data(), slot_bytes);
+    SPIN_RETURN_IF_ERROR(stream_->wait_idle());
   }
-  copy_slots_.resize(pages * geometry_.kv_heads);
-  for (uint64_t i = 0; i < copy_slots_.size(); ++i) copy_slots_[i] = static_cast<uint32_t>(i);
   layout::PagedTokens copy = source;
   copy.base = copy_.as<std::byte>();
-  copy.slots = copy_slots_.data();
+  copy.slots = copy_slots_.as<uint32_t>();
   copy.slot_stride = pages;
   for (uint32_t head = 0; head < geometry_.kv_heads; ++head) {
     for (uint64_t page = 0; page < pages; ++page) {
-      const uint64_t token = page * geometry_.page_tokens;
-      stream_->enqueue_copy(const_cast<std::byte*>(copy.key(head, token)), source.key(head, token),
-                            geometry_.page_bytes());
+      const uint32_t slot = dense_->page(layer, head, page).slot;
+      stream_->enqueue_copy(copy_.as<std::byte>() + (head * pages + page) * geometry_.page_bytes(),
+                            dense_store_->fast().page_address(slot), geometry_.page_bytes());
     }
   }
   return copy;
@@ -310,7 +317,7 @@ Status TeacherForcing::open_rows(std::span<Row> rows,
       layout::PagedTokens prompt = source;
       // Such an algorithm writes rebuilt keys into the prompt.
       if (settings[row.setting]->descriptor().planes == layout::Planes::kValuesOnly) {
-        auto copy = copied(source);
+        auto copy = copied(layer, source);
         status = copy.status();
         if (!status.ok()) break;
         prompt = *copy;

@@ -106,7 +106,7 @@ class TeacherForcing {
   // A layer of the prompt as it lies in the dense sequence's pages, or, for algorithms that write
   // into it, a copy of that.
   layout::PagedTokens prompt_layer(uint32_t layer, uint64_t tokens) const;
-  Result<layout::PagedTokens> copied(const layout::PagedTokens& source);
+  Result<layout::PagedTokens> copied(uint32_t layer, const layout::PagedTokens& source);
   // Runs one step of ids.size() rows, at one position or at consecutive ones; logits of all rows
   // lie in host_logits_ afterwards if they are asked for.
   Status forward(std::span<const TokenId> ids,
@@ -133,8 +133,8 @@ class TeacherForcing {
   // Of all settings that decode together, one batch after the other: touched memory stays.
   std::unique_ptr<kv::PageStore> store_;
   kv::PageStoreOptions store_options_;
-  backend::Buffer copy_;  // a layer's pages
-  std::vector<uint32_t> copy_slots_;
+  backend::Buffer copy_;        // a layer's pages, in order
+  backend::Buffer copy_slots_;  // their slots, u32
   const LogitsSink* sink_ = nullptr;
   const ForcingProgress* progress_ = nullptr;
   uint64_t done_ = 0;

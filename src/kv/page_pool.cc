@@ -50,7 +50,11 @@ Result<std::unique_ptr<PagePool>> PagePool::create(backend::MemoryResource& memo
 PagePool::PagePool(const layout::KvGeometry& geometry,
                    const PagePoolOptions& options,
                    backend::Buffer arena)
-    : geometry_(geometry), poison_(options.poison), arena_(std::move(arena)) {
+    : geometry_(geometry),
+      poison_(options.poison),
+      table_memory_(options.table_memory),
+      table_stream_(options.table_stream),
+      arena_(std::move(arena)) {
   pages_.resize(options.pages);
   free_list_.resize(options.pages);
   for (uint64_t i = 0; i < options.pages; ++i) {

@@ -63,6 +63,10 @@ struct PagePoolOptions {
   // Fills a page with NaNs when it is first handed out and when it is released, so that a read of
   // a row nobody wrote shows in the result. Only for memory that the host can write.
   bool poison = kPoisonByDefault;
+  // Where kernels read the tables of dense sequences, and the stream for copies to it (idle
+  // between calls); null: in the process's memory. Lifetime: both outlive the pool.
+  backend::MemoryResource* table_memory = nullptr;
+  backend::Stream* table_stream = nullptr;
 };
 
 class PagePool {
@@ -79,6 +83,8 @@ class PagePool {
 
   const layout::KvGeometry& geometry() const { return geometry_; }
   const PageCounts& counts() const { return counts_; }
+  backend::MemoryResource* table_memory() const { return table_memory_; }
+  backend::Stream* table_stream() const { return table_stream_; }
   // What kernels need. Lifetime: that of the pool.
   backend::KvPoolRef ref() const { return {arena_.data(), geometry_}; }
   uint64_t size_bytes() const { return arena_.size_bytes(); }
@@ -115,6 +121,8 @@ class PagePool {
 
   layout::KvGeometry geometry_;
   bool poison_ = false;
+  backend::MemoryResource* table_memory_ = nullptr;
+  backend::Stream* table_stream_ = nullptr;
   backend::Buffer arena_;
   std::vector<Page> pages_;          // [total]
   std::vector<uint32_t> free_list_;  // last in, first out: warm memory is used again first

@@ -29,9 +29,16 @@ Status broken(std::string what) {
 Result<std::unique_ptr<PageStore>> PageStore::create(backend::Device& device,
                                                      const PageStoreOptions& options) {
   std::unique_ptr<PageStore> store(new PageStore(device, options));
-  SPIN_ASSIGN_OR_RETURN(
-      store->fast_, PagePool::create(device.memory(backend::MemoryKind::kFast), options.geometry,
-                                     {.pages = options.fast_pages, .poison = options.poison}));
+  SPIN_ASSIGN_OR_RETURN(store->table_stream_, device.create_stream("kv-tables"));
+  PagePoolOptions pool;
+  pool.pages = options.fast_pages;
+  pool.poison = options.poison && device.properties().unified_memory;
+  if (!device.properties().unified_memory) {
+    pool.table_memory = &store->table_memory_;
+    pool.table_stream = store->table_stream_.get();
+  }
+  SPIN_ASSIGN_OR_RETURN(store->fast_, PagePool::create(device.memory(backend::MemoryKind::kFast),
+                                                       options.geometry, pool));
   if (options.host_bytes > 0) {
     SPIN_ASSIGN_OR_RETURN(
         store->host_, HostPool::create(device.memory(backend::MemoryKind::kHost), options.geometry,
@@ -126,12 +133,13 @@ void count_class(SlotClass slot_class, ClassCounts& counts) {
   }
 }
 
+// Requires: the image of its tables is there, unless it is demoted.
 void count_classes(Impl& impl, ClassCounts& counts) {
   impl.settle();
   if (impl.residence == Residence::kDemoted) return;
   for (uint32_t layer = 0; layer < impl.geometry.layers; ++layer) {
     for (uint32_t h = 0; h < impl.geometry.kv_heads; ++h) {
-      const HeadPages& pages = impl.layer_heads(layer)[h];
+      const HeadPages pages = impl.tables.view(uint64_t{layer} * impl.geometry.kv_heads + h);
       const HeadView view(impl, layer, h);
       for (uint32_t i = 0; i < pages.lease_pages; ++i) {
         if (pages.slots[i] == kNoSlot) continue;
@@ -151,7 +159,14 @@ ClassCounts PageStore::classes(std::span<const TieredSequence* const> live,
   ClassCounts counts;
   counts.total = fast_->counts().total;
   counts.free = fast_->counts().free;
-  for (const TieredSequence* sequence : live) count_classes(*sequence->impl_, counts);
+  for (const TieredSequence* sequence : live) {
+    Impl& impl = *sequence->impl_;
+    const bool demoted = impl.residence == Residence::kDemoted;
+    // What cannot be read is not counted, and the equation does not hold.
+    if (!demoted && !impl.tables.fetch(impl.store.table_stream()).ok()) continue;
+    count_classes(impl, counts);
+    impl.tables.drop_image();
+  }
   for (const SequenceKv* sequence : dense) {
     for (const PageHandle& page : sequence->pages()) {
       ++(fast_->state(page.slot) == PageState::kSealed ? counts.device_only : counts.filling);
@@ -165,9 +180,9 @@ ClassCounts PageStore::classes(std::span<const TieredSequence* const> live,
 namespace {
 
 // The entries of a head hold exactly its slots, and its table says what they hold.
-Status audit_head(const Impl& impl, uint32_t layer, uint32_t h, std::vector<bool>& held) {
+Status audit_head(Impl& impl, uint32_t layer, uint32_t h, std::vector<bool>& held) {
   const HeadState& state = impl.head(layer, h);
-  const HeadPages& pages = impl.layer_heads(layer)[h];
+  const HeadPages pages = impl.tables.view(uint64_t{layer} * impl.geometry.kv_heads + h);
   const PagePool& pool = impl.store.fast();
   std::vector<uint32_t> leased;
   for (PageHandle page : state.slots) {
@@ -231,12 +246,11 @@ Status audit_host_pages(const Impl& impl, uint32_t layer, uint32_t h) {
 
 Status audit_extents(const Impl& impl, std::vector<uint64_t>& extents) {
   const HostPool* host = impl.store.host();
-  const uint64_t* directory = impl.directory.as<uint64_t>();
   uint64_t taken = 0;
-  for (uint64_t i = 0; directory != nullptr && i < impl.head_count() * impl.extent_count; ++i) {
-    if (directory[i] == 0) continue;
-    if (!host->is_in_use(directory[i])) return broken("an extent is held but not in use");
-    extents.push_back(directory[i]);
+  for (const uint64_t extent : impl.extents) {
+    if (extent == 0) continue;
+    if (!host->is_in_use(extent)) return broken("an extent is held but not in use");
+    extents.push_back(extent);
     ++taken;
   }
   if (taken != impl.extents_taken) {
@@ -249,6 +263,9 @@ Status audit_extents(const Impl& impl, std::vector<uint64_t>& extents) {
 Status audit_sequence(Impl& impl, std::vector<bool>& held, std::vector<uint64_t>& extents) {
   impl.settle();
   SPIN_RETURN_IF_ERROR(audit_extents(impl, extents));
+  if (impl.residence != Residence::kDemoted) {
+    SPIN_RETURN_IF_ERROR(impl.tables.fetch(impl.store.table_stream()));
+  }
   for (uint32_t layer = 0; layer < impl.geometry.layers; ++layer) {
     for (uint32_t h = 0; h < impl.geometry.kv_heads; ++h) {
       if (impl.residence != Residence::kDemoted) {

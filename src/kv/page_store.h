@@ -76,6 +76,8 @@ class PageStore {
   backend::Device& device() { return device_; }
   // Fast memory for look-up tables: counted, so that its use can be told from the pool's.
   backend::CountingMemoryResource& table_memory() { return table_memory_; }
+  // For the host's copies of tables, at drained points; idle otherwise.
+  backend::Stream& table_stream() { return *table_stream_; }
 
   // Whether sealed pages of resident sequences should be written to the host now.
   bool wants_write_through(bool request_waits) const;
@@ -100,6 +102,7 @@ class PageStore {
   PageStoreOptions options_;
   backend::CountingMemoryResource table_memory_;
   uint64_t next_owner_ = 1;
+  std::unique_ptr<backend::Stream> table_stream_;
   std::unique_ptr<PagePool> fast_;
   std::unique_ptr<HostPool> host_;
   std::unique_ptr<PageMover> mover_;

@@ -43,6 +43,9 @@ Result<SequenceKv> SequenceKv::reserve(PagePool& pool, uint64_t max_tokens) {
   SPIN_CHECK(allocated);
   SequenceKv sequence(pool, per_head);
   sequence.place(handles);
+  if (pool.table_memory() != nullptr) {
+    SPIN_RETURN_IF_ERROR(sequence.table_.publish(*pool.table_memory(), *pool.table_stream()));
+  }
   return sequence;
 }
 

@@ -57,6 +57,9 @@ class SequenceKv {
 
   // The pages it holds: [layers, kv_heads, pages_per_head] as in its block table.
   std::span<const PageHandle> pages() const { return pages_; }
+  PageHandle page(uint32_t layer, uint32_t head, uint64_t page) const {
+    return pages_[table_.index(layer, head, page)];
+  }
 
  private:
   SequenceKv(PagePool& pool, uint64_t pages_per_head);

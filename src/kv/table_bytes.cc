@@ -52,7 +52,11 @@ TableBytes table_bytes(const layout::KvGeometry& geometry,
   bytes.look_up *= geometry.kv_heads;
   bytes.stamps *= geometry.kv_heads;
   bytes.directory *= geometry.kv_heads;
-  if (has_host) bytes.ghosts = ghost_lists(geometry, shape).bytes();
+  if (has_host) {
+    bytes.ghosts = ghost_lists(geometry, shape).bytes();
+    bytes.tail_slots =
+        uint64_t{geometry.layers} * geometry.kv_heads * shape.tail_pages * sizeof(uint32_t);
+  }
   return bytes;
 }
 

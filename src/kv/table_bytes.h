@@ -12,13 +12,16 @@
 namespace spin::kv {
 
 struct TableBytes {
-  uint64_t heads = 0;      // layout::HeadPages
-  uint64_t leases = 0;     // slots and page ids of entries
-  uint64_t look_up = 0;    // open-addressing tables
-  uint64_t stamps = 0;     // LRU
-  uint64_t directory = 0;  // extents
-  uint64_t ghosts = 0;     // pages that sampled heads gave up (layout/reuse.h)
-  uint64_t total() const { return heads + leases + look_up + stamps + directory + ghosts; }
+  uint64_t heads = 0;       // layout::HeadPages
+  uint64_t leases = 0;      // slots and page ids of entries
+  uint64_t look_up = 0;     // open-addressing tables
+  uint64_t stamps = 0;      // LRU
+  uint64_t directory = 0;   // extents
+  uint64_t ghosts = 0;      // pages that sampled heads gave up (layout/reuse.h)
+  uint64_t tail_slots = 0;  // where the tails' pages lie
+  uint64_t total() const {
+    return heads + leases + look_up + stamps + directory + ghosts + tail_slots;
+  }
 };
 
 // Pages of a host extent for contexts of up to `pages_per_head` pages: a power of two from 32 to
@@ -35,7 +38,7 @@ struct GhostLists {
 GhostLists ghost_lists(const layout::KvGeometry& geometry, const SequenceShape& shape);
 
 // Of a sequence of `shape` whose heads lease `lease_pages` (all pages where that covers them, and
-// in dense layers); with a directory and ghosts when `has_host`.
+// in dense layers); with a directory, ghosts and tail slots when `has_host`.
 TableBytes table_bytes(const layout::KvGeometry& geometry,
                        const SequenceShape& shape,
                        uint64_t lease_pages,

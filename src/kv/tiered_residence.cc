@@ -105,6 +105,7 @@ Status TieredSequence::Impl::demote(const WriterEvent& written) {
   settle();
   SPIN_RETURN_IF_ERROR(reserve_host());
   auto begun = base::guard_memory("a sequence was demoted", [&]() -> Result<Transfer> {
+    SPIN_RETURN_IF_ERROR(tables.fetch(store.table_stream()));
     std::vector<PageCopy> copies;
     collect_sealed(std::numeric_limits<uint64_t>::max(), copies);
     for (uint32_t layer = 0; layer < geometry.layers; ++layer) {
@@ -112,7 +113,7 @@ Status TieredSequence::Impl::demote(const WriterEvent& written) {
       const uint32_t pages = tail_pages(layer);
       take_extents(layer, at.first_page, uint64_t{at.first_page} + pages);
       for (uint32_t h = 0; h < geometry.kv_heads; ++h) {
-        const HeadPages& head_pages = layer_heads(layer)[h];
+        const HeadPages head_pages = tables.view(uint64_t{layer} * geometry.kv_heads + h);
         for (uint32_t t = 0; t < pages; ++t) {
           const uint32_t tokens =
               std::min(geometry.page_tokens, at.tokens - t * geometry.page_tokens);
@@ -123,6 +124,7 @@ Status TieredSequence::Impl::demote(const WriterEvent& written) {
     }
     return store.mover().begin_to_host(std::move(copies), written);
   });
+  tables.drop_image();
   if (!begun.ok()) return begun.status();
   transfer = *begun;
   const Status copied = transfer.wait_result();
@@ -141,7 +143,7 @@ void TieredSequence::Impl::collect_resumed(uint32_t layer,
                                            uint32_t h,
                                            LeaseTables& made,
                                            std::vector<PageCopy>& out) {
-  HeadPages& pages = made.heads[uint64_t{layer} * geometry.kv_heads + h];
+  HeadPages pages = made.view(uint64_t{layer} * geometry.kv_heads + h);
   const auto bring = [&](uint32_t entry, uint32_t page, uint32_t tokens) {
     if (tokens == 0) return;
     if (!pages.is_flat()) layout::set_entry(pages, entry, page);
@@ -177,16 +179,18 @@ Status TieredSequence::Impl::resume(LeaseTables made) {
     }
     return store.mover().begin_to_fast(std::move(copies));
   });
-  const Status copied = begun.ok() ? begun->wait_result() : begun.status();
+  Status copied = begun.ok() ? begun->wait_result() : begun.status();
+  if (copied.ok()) copied = publish_directory();
+  if (copied.ok()) copied = made.publish(store.table_stream());
+  if (copied.ok()) copied = forget_reuse();
   if (!copied.ok()) {
     release_slots();
     return copied.with_context("resuming a sequence");
   }
   tables = std::move(made);
   const bool tiered =
-      shape.dense_layers < geometry.layers && tables.lease_pages < shape.max_page_ids;
+      shape.dense_layers < geometry.layers && tables.lease_pages() < shape.max_page_ids;
   residence = tiered ? Residence::kTiered : Residence::kResident;
-  forget_reuse();
   // In the flat form `on_host` counts from here; in the tiered form all of it is there.
   for (uint32_t layer = 0; layer < geometry.layers; ++layer) {
     for (uint32_t h = 0; h < geometry.kv_heads; ++h) {
@@ -222,7 +226,7 @@ LayerResize plan_layer(const Impl& impl, uint32_t layer, uint64_t lease) {
         slots.begin(), slots.end(), [](PageHandle page) { return page.slot != kNoSlot; }));
     if (live < lease) plan.extra = std::max(plan.extra, static_cast<uint32_t>(lease - live));
   }
-  plan.released = static_cast<uint32_t>(impl.layer_heads(layer)->lease_pages + plan.extra - lease);
+  plan.released = static_cast<uint32_t>(impl.record(layer, 0).lease_pages + plan.extra - lease);
   plan.zone_entries = impl.layers[layer].sinks + impl.shape.zone_pages;
   return plan;
 }
@@ -263,7 +267,7 @@ Status TieredSequence::Impl::resize_tables(LeaseTables made, backend::Stream& st
   uint64_t words = 1;
   uint64_t new_slots = 0;
   for (uint32_t layer = shape.dense_layers; layer < geometry.layers; ++layer) {
-    plans[layer] = plan_layer(*this, layer, made.lease_pages);
+    plans[layer] = plan_layer(*this, layer, made.lease_pages());
     words += kv_heads * plans[layer].words();
     new_slots += uint64_t{kv_heads} * plans[layer].extra;
   }
@@ -275,7 +279,14 @@ Status TieredSequence::Impl::resize_tables(LeaseTables made, backend::Stream& st
   const bool allocated = store.fast().allocate(extra);
   SPIN_CHECK(allocated);
   for (uint64_t i = 0; i < uint64_t{shape.dense_layers} * kv_heads; ++i) {
-    std::copy_n(tables.heads[i].slots, tables.heads[i].lease_pages, made.heads[i].slots);
+    std::transform(heads[i].slots.begin(), heads[i].slots.end(), made.view(i).slots,
+                   [](PageHandle page) { return page.slot; });
+  }
+  Status ran = publish_directory();
+  if (ran.ok()) ran = made.publish(store.table_stream());
+  if (!ran.ok()) {
+    store.fast().release(extra);
+    return ran.with_context("resizing a lease");
   }
   auto* word = lists.as<uint32_t>();
   auto next = extra.begin();
@@ -293,10 +304,10 @@ Status TieredSequence::Impl::resize_tables(LeaseTables made, backend::Stream& st
       fill_zone(*this, layer, h,
                 {plan.zone_pages + uint64_t{h} * plan.zone_entries, plan.zone_entries});
     }
-    HeadPages* after = made.heads + uint64_t{layer} * kv_heads;
+    HeadPages* after = made.heads() + uint64_t{layer} * kv_heads;
     enqueue_layer(*this, layer, plan, after, stream);
   }
-  const Status ran = stream.wait_idle();
+  ran = stream.wait_idle();
   if (!ran.ok()) {
     spent = true;
     return ran.with_context("resizing a lease");
@@ -307,14 +318,11 @@ Status TieredSequence::Impl::resize_tables(LeaseTables made, backend::Stream& st
       give_back(head(layer, h), {plan.released_slots + uint64_t{h} * plan.released, plan.released});
     }
   }
-  if (residence == Residence::kTiered) {
-    remember_dropped(made);
-  } else {
-    forget_reuse();
-  }
+  const Status noted = residence == Residence::kTiered ? remember_dropped(made) : forget_reuse();
   tables = std::move(made);
   residence = Residence::kTiered;
-  return ok_status();
+  if (!noted.ok()) spent = true;
+  return noted;
 }
 
 // Releases the slots of a head that are on the list; kNoSlot stands for none.
@@ -344,7 +352,7 @@ Status TieredSequence::resize(uint64_t lease_pages, backend::StreamRef stream) {
   const uint64_t lease = std::min(lease_pages, impl.shape.max_page_ids);
   const bool all_flat =
       lease == impl.shape.max_page_ids || impl.shape.dense_layers >= impl.geometry.layers;
-  if (lease == impl.tables.lease_pages) return ok_status();
+  if (lease == impl.tables.lease_pages()) return ok_status();
   if (all_flat && impl.residence == Residence::kResident) return ok_status();
   return base::guard_memory("a lease was resized", [&]() -> Status {
     if (impl.residence == Residence::kResident) {

@@ -63,27 +63,12 @@ Result<std::unique_ptr<TieredSequence>> TieredSequence::open(PageStore& store,
     if (store.host() != nullptr) {
       const Status reserved = impl->reserve_host();
       if (!reserved.ok() && tiered) return reserved;
-      const uint64_t extents = impl->head_count() * impl->extent_count;
-      SPIN_ASSIGN_OR_RETURN(
-          impl->directory,
-          backend::Buffer::allocate(store.table_memory(), extents * 8 + impl->ghost_lists.bytes()));
-      std::fill_n(impl->directory.as<uint64_t>(), extents, 0);
-      impl->ghosts = reinterpret_cast<uint32_t*>(impl->directory.as<uint64_t>() + extents);
     }
-    const uint64_t counter_bytes =
-        geometry.kv_heads * (sizeof(layout::RetrieveCounters) + sizeof(layout::ReuseCounters));
-    const uint64_t tail_slots = impl->head_count() * shape.tail_pages;
-    SPIN_ASSIGN_OR_RETURN(
-        impl->shared, backend::Buffer::allocate(store.device().memory(backend::MemoryKind::kHost),
-                                                counter_bytes + tail_slots * sizeof(uint32_t)));
-    impl->counters = impl->shared.as<layout::RetrieveCounters>();
-    std::fill_n(impl->counters, geometry.kv_heads, layout::RetrieveCounters());
-    impl->reuse = reinterpret_cast<layout::ReuseCounters*>(impl->counters + geometry.kv_heads);
-    impl->forget_reuse();
-    impl->tail_slots = reinterpret_cast<uint32_t*>(impl->reuse + geometry.kv_heads);
+    SPIN_RETURN_IF_ERROR(impl->make_shared_memory());
     impl->owner = store.take_owners(impl->head_count());
     SPIN_ASSIGN_OR_RETURN(LeaseTables made, impl->make_tables(lease_pages));
     SPIN_RETURN_IF_ERROR(impl->take_slots(made));
+    SPIN_RETURN_IF_ERROR(made.publish(store.table_stream()));
     impl->tables = std::move(made);
     impl->residence = tiered ? Residence::kTiered : Residence::kResident;
     return std::unique_ptr<TieredSequence>(new TieredSequence(std::move(impl)));
@@ -95,11 +80,11 @@ TieredSequence::~TieredSequence() = default;
 
 const SequenceShape& TieredSequence::shape() const { return impl_->shape; }
 Residence TieredSequence::residence() const { return impl_->residence; }
-uint64_t TieredSequence::lease_pages() const { return impl_->tables.lease_pages; }
+uint64_t TieredSequence::lease_pages() const { return impl_->tables.lease_pages(); }
 uint64_t TieredSequence::committed_tokens() const { return impl_->committed_tokens; }
 uint8_t TieredSequence::epoch() const { return impl_->epoch; }
 uint64_t TieredSequence::table_bytes() const {
-  return impl_->tables.memory.size_bytes() + impl_->directory.size_bytes();
+  return impl_->tables.size_bytes() + impl_->directory.size_bytes();
 }
 uint64_t TieredSequence::host_extents() const {
   return impl_->extents_reserved + impl_->extents_taken;
@@ -151,9 +136,13 @@ backend::PlaceItem TieredSequence::place_item(uint32_t layer,
   if (!impl.is_flat(layer)) {
     SPIN_CHECK(base::ceil_div<uint64_t>(item.tail.tokens, page_tokens) <= impl.shape.tail_pages);
     impl.take_extents(layer, 0, impl.sealed_end(layer));
-    for (uint32_t h = 0; h < impl.geometry.kv_heads; ++h) {
-      item.heads[h].pinned_entries = impl.pinned_entries(layer);
+    impl.enqueue_directory(layer, stream);
+    const uint32_t kv_heads = impl.geometry.kv_heads;
+    const uint64_t first = uint64_t{layer} * kv_heads;
+    for (layout::HeadPages& record : impl.tables.records().subspan(first, kv_heads)) {
+      record.pinned_entries = impl.pinned_entries(layer);
     }
+    impl.tables.enqueue_records(first, kv_heads, stream);
   }
   return item;
 }
@@ -173,6 +162,7 @@ void TieredSequence::commit_prompt(uint64_t tokens) {
     }
     state.pins = CapturedPins();
   }
+  impl.publish_dead();
   impl.committed_tokens = tokens;
 }
 
@@ -184,7 +174,7 @@ void TieredSequence::begin_step(uint32_t tokens) {
   SPIN_CHECK(impl.committed_tokens > 0 && tokens > 0);
   SPIN_CHECK(tokens <= impl.shape.max_tokens - impl.committed_tokens);
   ++impl.epoch;
-  impl.fill_tail_slots();
+  for (LayerState& state : impl.layers) state.step_first_page = state.tail_first_page;
   impl.step_tokens = tokens;
 }
 
@@ -197,6 +187,7 @@ void TieredSequence::commit_step() {
     impl.finish_map(layer);
     state.appended = state.left_tail = false;
   }
+  impl.publish_dead();
   impl.committed_tokens += std::exchange(impl.step_tokens, 0);
   if (impl.residence == Residence::kTiered) impl.meter.add_step(impl.reuse_counters());
 }
@@ -225,14 +216,14 @@ uint32_t TieredSequence::next_page_id(uint32_t layer) const {
 layout::PagedTokens TieredSequence::tail_tokens(uint32_t layer) const {
   const Impl& impl = *impl_;
   const LayerState& state = impl.layers[layer];
-  SPIN_CHECK(impl.has_step());
+  SPIN_CHECK(impl.has_step() && state.appended);
   layout::PagedTokens tokens;
   tokens.base = static_cast<const std::byte*>(impl.store.ref().fast.base);
   tokens.geometry = impl.geometry;
   tokens.tokens = impl.committed_tokens + impl.step_tokens - state.tail_first_token;
   if (impl.is_flat(layer)) {
-    tokens.slots = impl.layer_heads(layer)->slots + state.tail_first_page;
-    tokens.slot_stride = impl.layer_heads(layer)->lease_pages;
+    tokens.slots = impl.record(layer, 0).slots + state.tail_first_page;
+    tokens.slot_stride = impl.record(layer, 0).lease_pages;
   } else {
     tokens.slots = impl.tail_slots +
                    uint64_t{layer} * impl.geometry.kv_heads * impl.shape.tail_pages +
@@ -251,6 +242,10 @@ backend::TailAppendItem TieredSequence::append_item(uint32_t layer, uint64_t fir
   item.tail = impl.tail(layer);
   item.first_row = first_row;
   item.tokens = impl.step_tokens;
+  if (!impl.is_flat(layer)) {
+    item.tail_slots =
+        impl.tail_slots + uint64_t{layer} * impl.geometry.kv_heads * impl.shape.tail_pages;
+  }
   const uint64_t pages =
       base::ceil_div<uint64_t>(uint64_t{item.tail.tokens} + item.tokens, impl.geometry.page_tokens);
   SPIN_CHECK(pages <= impl.shape.tail_pages || impl.is_flat(layer));
@@ -259,7 +254,9 @@ backend::TailAppendItem TieredSequence::append_item(uint32_t layer, uint64_t fir
   return item;
 }
 
-backend::SealItem TieredSequence::seal_item(uint32_t layer, uint32_t pages) {
+backend::SealItem TieredSequence::seal_item(uint32_t layer,
+                                            uint32_t pages,
+                                            backend::StreamRef stream) {
   Impl& impl = *impl_;
   LayerState& state = impl.layers[layer];
   SPIN_CHECK(state.appended && !state.left_tail && !state.mapped && pages > 0);
@@ -273,6 +270,7 @@ backend::SealItem TieredSequence::seal_item(uint32_t layer, uint32_t pages) {
   SPIN_CHECK(tokens <= item.tail.tokens);
   if (!impl.is_flat(layer)) {
     impl.take_extents(layer, item.tail.first_page, uint64_t{item.tail.first_page} + pages);
+    impl.enqueue_directory(layer, stream);
   }
   state.left_tail = true;
   state.tail_first_page += pages;
@@ -301,7 +299,10 @@ backend::RepackTailItem TieredSequence::repack_item(uint32_t layer,
   SPIN_CHECK(end <= (tail_is_last ? impl.mapped_end() : impl.shape.max_page_ids));
   impl.capture(state.map, *map, mapped_page_ids, stream);
   state.map.first_page = state.next_mapped;
-  if (!impl.is_flat(layer)) impl.take_extents(layer, state.next_mapped, end);
+  if (!impl.is_flat(layer)) {
+    impl.take_extents(layer, state.next_mapped, end);
+    impl.enqueue_directory(layer, stream);
+  }
   state.left_tail = true;
   state.left_first_page = state.tail_first_page;
   state.tail_first_page += tokens / impl.geometry.page_tokens;

@@ -87,7 +87,7 @@ class TieredSequence {
   uint64_t lease_pages() const;   // of heads that are not in dense layers; 0 when demoted
   uint64_t fast_pages() const;    // slots held
   uint64_t host_extents() const;  // taken and reserved
-  uint64_t table_bytes() const;   // fast memory of look-up tables, stamps, directory, ghosts
+  uint64_t table_bytes() const;   // fast memory of tables, directory, ghosts, tail slots
   uint64_t committed_tokens() const;
 
   // Prompt. Where layer `layer` goes once `source` holds all of it. `tail_first_token` begins a
@@ -117,12 +117,13 @@ class TieredSequence {
   // The tail of a layer; the step's tokens belong to it once append_item() was called.
   layout::Tail tail(uint32_t layer) const;
   uint64_t tail_first_token(uint32_t layer) const;
-  // The tail's tokens, those of the step included. Lifetime: until the step ends.
+  // The tail's tokens, those of the step included, once append_item() is queued.
+  // Lifetime: until the step ends.
   layout::PagedTokens tail_tokens(uint32_t layer) const;
   backend::TailAppendItem append_item(uint32_t layer, uint64_t first_row);
   // The oldest `pages` pages of the tail leave it. At most one of the two per layer and step; a
-  // layer that has a map never seals in token order.
-  backend::SealItem seal_item(uint32_t layer, uint32_t pages);
+  // layer that has a map never seals in token order. Stream: the item is queued on it next.
+  backend::SealItem seal_item(uint32_t layer, uint32_t pages, backend::StreamRef stream);
   // First of the ids that the next repack gets.
   uint32_t next_page_id(uint32_t layer) const;
   // The oldest `tokens` tokens (whole pages) leave it for `mapped_page_ids` new ids. Stream: as

@@ -3,7 +3,7 @@
 #include "kv/tiered_state.h"
 
 #include <algorithm>
-#include <new>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -27,6 +27,7 @@ TieredSequence::Impl::Impl(PageStore& owner_store, const SequenceShape& sequence
   if (store.host() != nullptr) {
     extent_count = static_cast<uint32_t>(
         base::ceil_div<uint64_t>(shape.max_page_ids, store.host()->layout().pages));
+    extents.resize(head_count() * extent_count);
     ghost_lists = kv::ghost_lists(geometry, shape);
   }
 }
@@ -36,9 +37,8 @@ TieredSequence::Impl::~Impl() {
   release_slots();
   HostPool* host = store.host();
   if (host == nullptr) return;
-  const uint64_t* extents = directory.as<uint64_t>();
-  for (uint64_t i = 0; extents != nullptr && i < head_count() * extent_count; ++i) {
-    if (extents[i] != 0) host->release(extents[i]);
+  for (const uint64_t extent : extents) {
+    if (extent != 0) host->release(extent);
   }
   host->unreserve(extents_reserved);
 }
@@ -68,50 +68,46 @@ bool TieredSequence::Impl::is_dead(uint32_t layer, uint32_t h, uint32_t page) co
 
 // ---- Tables and slots.
 
+Status TieredSequence::Impl::make_shared_memory() {
+  if (store.host() != nullptr) {
+    const uint64_t directory_bytes = extents.size() * sizeof(uint64_t);
+    const uint64_t tail_bytes = head_count() * shape.tail_pages * sizeof(uint32_t);
+    const uint64_t bytes = directory_bytes + ghost_lists.bytes() + tail_bytes;
+    SPIN_ASSIGN_OR_RETURN(directory, backend::Buffer::allocate(store.table_memory(), bytes));
+    ghosts = reinterpret_cast<uint32_t*>(directory.as<std::byte>() + directory_bytes);
+    tail_slots = ghosts + ghost_lists.heads * ghost_lists.pages;
+    SPIN_RETURN_IF_ERROR(
+        copy_now(directory.data(), extents.data(), directory_bytes, store.table_stream()));
+  }
+  const uint64_t counter_bytes =
+      geometry.kv_heads * (sizeof(layout::RetrieveCounters) + sizeof(layout::ReuseCounters));
+  SPIN_ASSIGN_OR_RETURN(
+      shared,
+      backend::Buffer::allocate(store.device().memory(backend::MemoryKind::kHost), counter_bytes));
+  counters = shared.as<layout::RetrieveCounters>();
+  std::fill_n(counters, geometry.kv_heads, layout::RetrieveCounters());
+  reuse = reinterpret_cast<layout::ReuseCounters*>(counters + geometry.kv_heads);
+  return forget_reuse();
+}
+
 Result<LeaseTables> TieredSequence::Impl::make_tables(uint64_t lease) const {
   const TableBytes bytes = kv::table_bytes(geometry, shape, lease, 1, false);
-  LeaseTables made;
-  made.lease_pages = std::min(lease, shape.max_page_ids);
-  SPIN_ASSIGN_OR_RETURN(made.memory,
-                        backend::Buffer::allocate(store.table_memory(), bytes.total()));
-  // Largest alignment first, so that no padding is needed.
-  auto* at = made.memory.as<std::byte>();
-  made.heads = reinterpret_cast<HeadPages*>(at);
-  auto* words = reinterpret_cast<uint32_t*>(made.heads + head_count());
+  std::vector<HeadPages> records(head_count());
   for (uint64_t i = 0; i < head_count(); ++i) {
     const auto layer = static_cast<uint32_t>(i / geometry.kv_heads);
-    HeadPages& pages = *new (made.heads + i) HeadPages;
+    HeadPages& pages = records[i];
     pages.lease_pages = static_cast<uint32_t>(entries(layer, lease));
-    pages.slots = words;
-    words += pages.lease_pages;
-    std::fill_n(pages.slots, pages.lease_pages, kNoSlot);
     pages.owner = owner + i;
     if (has_host) {
       pages.extents = directory.as<uint64_t>() + i * extent_count;
       pages.extent_count = extent_count;
     }
-  }
-  for (uint64_t i = 0; i < head_count(); ++i) {
-    const auto layer = static_cast<uint32_t>(i / geometry.kv_heads);
     if (is_flat(layer, lease)) continue;
-    HeadPages& pages = made.heads[i];
     pages.pinned_entries = pinned_entries(layer);
-    pages.pages = words;
-    words += pages.lease_pages;
-    pages.table = words;
     pages.table_size = static_cast<uint32_t>(layout::residency_table_size(pages.lease_pages));
-    words += pages.table_size;
   }
-  auto* stamps = reinterpret_cast<uint8_t*>(words);
-  for (uint64_t i = 0; i < head_count(); ++i) {
-    HeadPages& pages = made.heads[i];
-    if (pages.is_flat()) continue;
-    pages.stamps = stamps;
-    stamps += pages.lease_pages;
-    layout::clear_residency(pages, epoch);
-  }
-  SPIN_CHECK(reinterpret_cast<std::byte*>(stamps) == at + bytes.total());
-  return made;
+  return LeaseTables::create(store.table_memory(), bytes.total(), std::move(records),
+                             std::min(lease, shape.max_page_ids), epoch);
 }
 
 uint64_t TieredSequence::Impl::slots_needed(uint64_t lease) const {
@@ -137,7 +133,7 @@ Status TieredSequence::Impl::check_slots(uint64_t needed) const {
 }
 
 Status TieredSequence::Impl::take_slots(LeaseTables& made) {
-  const uint64_t lease = made.lease_pages;
+  const uint64_t lease = made.lease_pages();
   const uint64_t needed = slots_needed(lease);
   SPIN_RETURN_IF_ERROR(check_slots(needed));
   std::vector<PageHandle> taken(needed);
@@ -156,13 +152,14 @@ Status TieredSequence::Impl::take_slots(LeaseTables& made) {
       const auto layer = static_cast<uint32_t>(i / geometry.kv_heads);
       const auto h = static_cast<uint32_t>(i % geometry.kv_heads);
       const uint64_t end = std::min(run + kRunPages, entries(layer, lease));
+      uint32_t* slots = made.view(i).slots;
       for (uint64_t entry = run; entry < end; ++entry) {
         PageHandle page{kNoSlot, 0};
         if (!is_flat(layer, lease) || !is_dead(layer, h, static_cast<uint32_t>(entry))) {
           page = *next++;
         }
         heads[i].slots.push_back(page);
-        made.heads[i].slots[entry] = page.slot;
+        slots[entry] = page.slot;
       }
     }
   }
@@ -192,25 +189,43 @@ Status TieredSequence::Impl::reserve_host() {
   }
   extents_reserved = needed;
   has_host = true;
-  for (uint64_t i = 0; tables.heads != nullptr && i < head_count(); ++i) {
-    tables.heads[i].extents = directory.as<uint64_t>() + i * extent_count;
-    tables.heads[i].extent_count = extent_count;
+  if (!tables.exists()) return ok_status();
+  for (uint64_t i = 0; i < head_count(); ++i) {
+    HeadPages& record = tables.records()[i];
+    record.extents = directory.as<uint64_t>() + i * extent_count;
+    record.extent_count = extent_count;
   }
-  return ok_status();
+  tables.enqueue_records(0, head_count(), store.table_stream());
+  return store.table_stream().wait_idle();
 }
 
-uint64_t& TieredSequence::Impl::extent_of(uint32_t layer, uint32_t h, uint32_t page) const {
+uint64_t TieredSequence::Impl::extent_index(uint32_t layer, uint32_t h, uint32_t page) const {
   const uint64_t index = uint64_t{layer} * geometry.kv_heads + h;
-  return directory.as<uint64_t>()[index * extent_count + page / store.host()->layout().pages];
+  return index * extent_count + page / store.host()->layout().pages;
 }
 
 void TieredSequence::Impl::take_extent(uint32_t layer, uint32_t h, uint32_t page) {
-  uint64_t& extent = extent_of(layer, h, page);
+  uint64_t& extent = extents[extent_index(layer, h, page)];
   if (extent != 0) return;
   SPIN_CHECK(extents_reserved > 0);
   extent = store.host()->take();
+  layers[layer].directory_changed = true;
   --extents_reserved;
   ++extents_taken;
+}
+
+void TieredSequence::Impl::enqueue_directory(uint32_t layer, backend::Stream& stream) {
+  if (!std::exchange(layers[layer].directory_changed, false)) return;
+  const uint64_t count = uint64_t{geometry.kv_heads} * extent_count;
+  stream.enqueue_copy(directory.as<uint64_t>() + layer * count, extents.data() + layer * count,
+                      count * sizeof(uint64_t));
+}
+
+Status TieredSequence::Impl::publish_directory() {
+  for (uint32_t layer = 0; layer < geometry.layers; ++layer) {
+    enqueue_directory(layer, store.table_stream());
+  }
+  return store.table_stream().wait_idle();
 }
 
 void TieredSequence::Impl::take_extents(uint32_t layer, uint64_t first, uint64_t end) {
@@ -248,21 +263,22 @@ void TieredSequence::Impl::begin_map(uint32_t layer) {
 }
 
 void TieredSequence::Impl::bury(uint32_t layer, uint32_t h, uint32_t first, uint32_t end) {
+  if (first >= end) return;
   HeadState& state = head(layer, h);
-  HeadPages& pages = layer_heads(layer)[h];
   HostPool* host = store.host();
+  const bool flat = is_flat(layer);
+  if (flat) dead_slots.push_back({record(layer, h).slots + first, end - first});
   for (uint32_t page = first; page < end; ++page) {
     state.page_tokens[page] = kDeadPage;
-    if (pages.is_flat()) {
+    if (flat) {
       store.fast().release({&state.slots[page], 1});
       state.slots[page] = {kNoSlot, 0};
-      pages.slots[page] = kNoSlot;
     }
     if (host == nullptr) continue;
     const uint32_t per_extent = host->layout().pages;
     const uint32_t e = page / per_extent;
     if (state.dead.empty()) state.dead.resize(extent_count);
-    uint64_t& extent = extent_of(layer, h, page);
+    uint64_t& extent = extents[extent_index(layer, h, page)];
     if (extent != 0) host->layout().tag(extent, page)->page = kNoPage;
     const uint64_t in_extent =
         std::min<uint64_t>(per_extent, shape.max_page_ids - uint64_t{e} * per_extent);
@@ -352,21 +368,18 @@ void TieredSequence::Impl::finish_map(uint32_t layer) {
   map = CapturedMap();
 }
 
-// Kernels swap slots between ring and cache inside a step, the host does not see it: the slots of
-// the tail are read while nothing runs.
-void TieredSequence::Impl::fill_tail_slots() {
-  for (uint32_t layer = 0; layer < geometry.layers; ++layer) {
-    layers[layer].step_first_page = layers[layer].tail_first_page;
-    if (is_flat(layer)) continue;
-    const layout::Tail at = tail(layer);
-    for (uint32_t h = 0; h < geometry.kv_heads; ++h) {
-      const HeadPages& pages = layer_heads(layer)[h];
-      uint32_t* out = tail_slots + (uint64_t{layer} * geometry.kv_heads + h) * shape.tail_pages;
-      for (uint32_t t = 0; t < shape.tail_pages; ++t) {
-        out[t] = pages.slots[layout::tail_entry(pages, at, t)];
-      }
-    }
+// A failure here is not the sequence's alone: the device's next work reports it.
+void TieredSequence::Impl::publish_dead() {
+  if (dead_slots.empty()) return;
+  uint64_t longest = 0;
+  for (const SlotRange& range : dead_slots) longest = std::max(longest, range.count);
+  const std::vector<uint32_t> none(longest, kNoSlot);
+  backend::Stream& stream = store.table_stream();
+  for (const SlotRange& range : dead_slots) {
+    stream.enqueue_copy(range.slots, none.data(), range.count * sizeof(uint32_t));
   }
+  (void)stream.wait_idle();
+  dead_slots.clear();
 }
 
 // Only tiered layers have caches to measure.
@@ -381,20 +394,30 @@ layout::ReuseProbe TieredSequence::Impl::reuse_probe(uint32_t layer) const {
   return probe;
 }
 
-void TieredSequence::Impl::forget_reuse() {
-  for (uint64_t i = 0; i < ghost_lists.heads; ++i) {
-    layout::clear_ghosts(ghosts + i * ghost_lists.pages, ghost_lists.pages);
-  }
+Status TieredSequence::Impl::forget_reuse() {
   meter.restart(reuse_counters());
+  const uint64_t words = ghost_lists.heads * ghost_lists.pages;
+  if (words == 0) return ok_status();
+  std::vector<uint32_t> none(words);
+  layout::clear_ghosts(none.data(), static_cast<uint32_t>(words));
+  return copy_now(ghosts, none.data(), ghost_lists.bytes(), store.table_stream());
 }
 
-void TieredSequence::Impl::remember_dropped(const LeaseTables& made) {
+Status TieredSequence::Impl::remember_dropped(LeaseTables& made) {
+  if (ghost_lists.pages == 0) return ok_status();
+  backend::Stream& stream = store.table_stream();
+  std::vector<uint32_t> lists(ghost_lists.heads * ghost_lists.pages);
+  SPIN_RETURN_IF_ERROR(copy_now(lists.data(), ghosts, ghost_lists.bytes(), stream));
+  SPIN_RETURN_IF_ERROR(tables.fetch(stream));
+  SPIN_RETURN_IF_ERROR(made.fetch(stream));
   const uint64_t first = uint64_t{shape.dense_layers} * geometry.kv_heads;
   for (uint64_t i = first; i < head_count(); ++i) {
-    if (!layout::is_sampled_head(i - first) || ghost_lists.pages == 0) continue;
-    layout::give_up_dropped(tables.heads[i], made.heads[i], epoch, ghosts_of(i - first),
-                            ghost_lists.pages);
+    if (!layout::is_sampled_head(i - first)) continue;
+    uint32_t* list = lists.data() + layout::sampled_heads(i - first) * ghost_lists.pages;
+    layout::give_up_dropped(tables.view(i), made.view(i), epoch, list, ghost_lists.pages);
   }
+  made.drop_image();
+  return copy_now(ghosts, lists.data(), ghost_lists.bytes(), stream);
 }
 
 }  // namespace spin::kv

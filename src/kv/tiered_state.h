@@ -11,6 +11,7 @@
 
 #include "backend/device.h"
 #include "kv/gain_curve.h"
+#include "kv/lease_tables.h"
 #include "kv/page_mover.h"
 #include "kv/page_store.h"
 #include "kv/table_bytes.h"
@@ -63,15 +64,9 @@ struct LayerState {
   uint64_t placed_tokens = 0;
   uint32_t left_first_page = 0;  // tail ids that die when the captured map has arrived
   uint32_t left_end_page = 0;
+  bool directory_changed = false;  // since it was last copied to fast memory
   CapturedMap map;
   CapturedPins pins;
-};
-
-// The arrays of all heads in one buffer of fast memory; heads are [layers][kv_heads].
-struct LeaseTables {
-  backend::Buffer memory;
-  layout::HeadPages* heads = nullptr;
-  uint64_t lease_pages = 0;
 };
 
 struct TieredSequence::Impl {
@@ -83,7 +78,7 @@ struct TieredSequence::Impl {
   bool is_flat(uint32_t layer, uint64_t lease) const {
     return layer < shape.dense_layers || lease >= shape.max_page_ids;
   }
-  bool is_flat(uint32_t layer) const { return is_flat(layer, tables.lease_pages); }
+  bool is_flat(uint32_t layer) const { return is_flat(layer, tables.lease_pages()); }
   uint64_t entries(uint32_t layer, uint64_t lease) const {
     return is_flat(layer, lease) ? shape.max_page_ids : lease;
   }
@@ -93,8 +88,12 @@ struct TieredSequence::Impl {
   const HeadState& head(uint32_t layer, uint32_t h) const {
     return heads[uint64_t{layer} * geometry.kv_heads + h];
   }
+  // In fast memory: for kernels.
   layout::HeadPages* layer_heads(uint32_t layer) const {
-    return tables.heads + uint64_t{layer} * geometry.kv_heads;
+    return tables.heads() + uint64_t{layer} * geometry.kv_heads;
+  }
+  const layout::HeadPages& record(uint32_t layer, uint32_t h) const {
+    return tables.record(uint64_t{layer} * geometry.kv_heads + h);
   }
   uint32_t pinned_entries(uint32_t layer) const {
     return layers[layer].sinks + shape.zone_pages + shape.tail_pages;
@@ -119,29 +118,37 @@ struct TieredSequence::Impl {
   uint64_t cached_head(uint32_t layer) const {
     return uint64_t{layer - shape.dense_layers} * geometry.kv_heads;
   }
-  uint32_t* ghosts_of(uint64_t cached) const {
-    return ghosts + layout::sampled_heads(cached) * ghost_lists.pages;
-  }
 
-  // ---- Tables and slots.
+  // ---- Tables and slots. What lies in fast memory is reached through store.table_stream().
+  Status make_shared_memory();
+  // The image of what it makes is there, for take_slots() and more; publish() ends that.
   Result<LeaseTables> make_tables(uint64_t lease) const;
   // Slots that a lease takes over all heads; dead ids take none.
   uint64_t slots_needed(uint64_t lease) const;
   Status check_slots(uint64_t needed) const;
-  // Takes slots for the entries of `made` and writes them there. Errors: kResourceExhausted.
+  // Takes slots for the entries of `made` and writes them to its image.
+  // Errors: kResourceExhausted.
   Status take_slots(LeaseTables& made);
   void release_slots();
   Status reserve_host();
   // Address of the extent that `page` belongs to; 0: none yet.
-  uint64_t& extent_of(uint32_t layer, uint32_t h, uint32_t page) const;
+  uint64_t extent_of(uint32_t layer, uint32_t h, uint32_t page) const {
+    return extents[extent_index(layer, h, page)];
+  }
+  uint64_t extent_index(uint32_t layer, uint32_t h, uint32_t page) const;
   // Requires: host extents are reserved; the page is not dead.
   void take_extent(uint32_t layer, uint32_t h, uint32_t page);
   void take_extents(uint32_t layer, uint64_t first, uint64_t end);  // of all heads
+  // Kernels see the layer's extents as they are now. Stream: the copy is queued; the extents of
+  // the layer stay as they are until it has run.
+  void enqueue_directory(uint32_t layer, backend::Stream& stream);
+  Status publish_directory();  // of all layers; blocks
   PageCopy page_copy(uint32_t layer, uint32_t h, uint32_t page, uint32_t tokens, uint32_t slot);
 
   // ---- Ids.
   void begin_map(uint32_t layer);  // page_tokens of what was in token order so far
   void bury(uint32_t layer, uint32_t h, uint32_t first, uint32_t end);
+  void publish_dead();
   void finish_map(uint32_t layer);
   void capture(CapturedMap& to, const layout::PageMap& map, uint32_t page_ids, backend::Stream&);
   void capture_pins(uint32_t layer, const layout::PageList& pinned, backend::Stream& stream);
@@ -149,7 +156,6 @@ struct TieredSequence::Impl {
                   const layout::PageMap* map,
                   uint32_t mapped_page_ids,
                   backend::Stream& stream);
-  void fill_tail_slots();
   layout::ReuseProbe reuse_probe(uint32_t layer) const;
 
   // ---- Transitions (tiered_residence.cc).
@@ -167,9 +173,9 @@ struct TieredSequence::Impl {
   Status resize_tables(LeaseTables made, backend::Stream& stream);
   void give_back(HeadState& state, std::span<const uint32_t> slots);
   // What the caches held is gone.
-  void forget_reuse();
+  Status forget_reuse();
   // Caches went from `tables` to `made`: what was dropped is remembered where that is measured.
-  void remember_dropped(const LeaseTables& made);
+  Status remember_dropped(LeaseTables& made);
 
   PageStore& store;
   const layout::KvGeometry geometry;
@@ -184,17 +190,24 @@ struct TieredSequence::Impl {
   std::vector<LayerState> layers;
   std::vector<HeadState> heads;
   LeaseTables tables;
-  // Fast memory: [layers, kv_heads, extent_count], then the ghosts.
+  // Addresses of host extents, 0 for none; the directory is a copy of it.
+  std::vector<uint64_t> extents;  // [layers, kv_heads, extent_count]
+  // Fast memory, with a host tier: the directory, the ghosts, the tails' slots.
   backend::Buffer directory;
   GhostLists ghost_lists;
-  uint32_t* ghosts = nullptr;  // [ghost_lists.heads, ghost_lists.pages]
-  // Host memory that kernels use: both counters [kv_heads], tail slots [layers, kv_heads,
-  // tail_pages].
+  uint32_t* ghosts = nullptr;      // [ghost_lists.heads, ghost_lists.pages]
+  uint32_t* tail_slots = nullptr;  // [layers, kv_heads, tail_pages]
+  // Slots in flat tables that ids which died have lost.
+  struct SlotRange {
+    uint32_t* slots = nullptr;  // in fast memory
+    uint64_t count = 0;
+  };
+  std::vector<SlotRange> dead_slots;
+  // Host memory that kernels use: both counters [kv_heads].
   backend::Buffer shared;
   layout::RetrieveCounters* counters = nullptr;
   layout::ReuseCounters* reuse = nullptr;
   GainMeter meter;
-  uint32_t* tail_slots = nullptr;
   bool has_host = false;  // extents are reserved
   uint64_t extents_reserved = 0;
   uint64_t extents_taken = 0;

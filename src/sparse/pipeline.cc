@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <iterator>
+#include <memory>
+#include <vector>
 
 #include "backend/kv_ops.h"
 #include "backend/sparse_ops.h"
@@ -20,6 +22,30 @@ bool attends_to_all(const Descriptor& descriptor,
   if (layer < descriptor.dense_layers) return true;
   const bool token_order = uint64_t{tail.first_page} * page_tokens == tail_first_token;
   return token_order && tail_first_token + tail.tokens < descriptor.minimum_tokens;
+}
+
+// A list in the process's memory.
+struct ListCopy {
+  std::vector<uint32_t> pages;
+  std::vector<uint8_t> tokens;
+  std::vector<uint32_t> counts;
+  layout::PageList list;  // of these
+};
+
+// The copy is whole once what is queued on `stream` has run.
+std::shared_ptr<ListCopy> enqueue_list_copy(const layout::PageList& from,
+                                            uint32_t kv_heads,
+                                            backend::StreamRef stream) {
+  auto copy = std::make_shared<ListCopy>();
+  const uint64_t entries = uint64_t{kv_heads} * from.stride;
+  copy->pages.resize(entries);
+  copy->tokens.resize(entries);
+  copy->counts.resize(kv_heads);
+  copy->list = {copy->pages.data(), copy->tokens.data(), copy->counts.data(), from.stride};
+  stream.enqueue_copy(copy->list.pages, from.pages, entries * sizeof(uint32_t));
+  stream.enqueue_copy(copy->list.tokens, from.tokens, entries);
+  stream.enqueue_copy(copy->list.counts, from.counts, kv_heads * sizeof(uint32_t));
+  return copy;
 }
 
 }  // namespace
@@ -82,7 +108,7 @@ void Pipeline::enqueue_index(const LayerCall& call,
       SPIN_CHECK(item.tokens <= tail.tokens && plan.repack_tokens == 0);
       const layout::PageMap* map = algorithm.enqueue_seal(item, call.layer, stream);
       SPIN_CHECK(map == nullptr);
-      sealed.push_back(kv.seal_item(call.layer, plan.pages));
+      sealed.push_back(kv.seal_item(call.layer, plan.pages, stream));
       sequence.step_.sealed_pages += uint64_t{plan.pages} * model_.geometry.kv_heads;
     } else if (plan.repack_tokens > 0) {
       SPIN_CHECK(call.layer >= algorithm.descriptor().dense_layers);
@@ -148,11 +174,12 @@ void Pipeline::enqueue_trace(const LayerCall& call,
   for (const DecodeRow& row : rows) {
     SparseSequence& sequence = *row.sequence;
     if (sequence.trace_id_ == 0) sequence.trace_id_ = ++traced_sequences_;
+    const auto list = enqueue_list_copy(sequence.list_, model_.geometry.kv_heads, stream);
     stream.enqueue_host([trace = trace_, id = sequence.trace_id_, layer = call.layer,
-                         step = static_cast<uint32_t>(sequence.counters_.steps),
-                         list = sequence.list_, first = sequence.kv().shape().sink_pages,
+                         step = static_cast<uint32_t>(sequence.counters_.steps), list,
+                         first = sequence.kv().shape().sink_pages,
                          end = sequence.kv().tail(call.layer).first_page] {
-      trace->record(id, step, layer, list, first, end);
+      trace->record(id, step, layer, list->list, first, end);
     });
   }
 }

@@ -373,10 +373,24 @@ void KvOpsConformance::append_tokens(TieredHeads& heads,
   };
   const Tensor k = upload_matrix(rows(0), 3);
   const Tensor v = upload_matrix(rows(1), 1);
-  const backend::TailAppendItem item{device_heads(heads), tail, 2, count};
+  backend::TailAppendItem item{device_heads(heads), tail, 2, count};
+  const bool flat = heads.heads.host.front().is_flat();
+  const uint64_t ring = flat ? 0 : tail.ring;
+  constexpr uint32_t kJunk = 0xABAB'ABAB;
+  std::vector<uint32_t> expected(geometry_.kv_heads * ring + 1, kJunk);
+  const backend::Buffer tail_slots = upload<uint32_t>(expected);
+  if (!flat) item.tail_slots = tail_slots.as<uint32_t>();
   kv_ops().enqueue_tail_append(k.ref, v.ref, {&item, 1}, tiers_, stream());
   const Status status = stream().wait_idle();
   ASSERT_TRUE(status.ok()) << status.to_string();
+  const auto slots = read_back<uint32_t>(heads.slots.device, heads.slots.host.size());
+  for (uint32_t h = 0; h < geometry_.kv_heads; ++h) {
+    for (uint32_t t = 0; t < ring; ++t) {
+      const uint32_t entry = tail.first_entry + (tail.first_page + t) % tail.ring;
+      expected[h * ring + t] = slots[uint64_t{h} * heads.shape.lease + entry];
+    }
+  }
+  EXPECT_EQ(read_back<uint32_t>(tail_slots, expected.size()), expected);
 }
 
 void KvOpsConformance::place(const backend::PlaceItem& item) {

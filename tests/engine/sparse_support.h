@@ -14,7 +14,9 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "backend/cpu/cpu_device.h"
 #include "backend/device.h"
+#include "backend/separate_memory.h"
 #include "engine/algorithm_set.h"
 #include "engine/decoder_runner.h"
 #include "model/load.h"
@@ -70,6 +72,14 @@ inline TinyRunner make_tiny_runner(backend::Device& device,
   made.algorithms = std::move(*engine::AlgorithmSet::create(specs, context));
   made.runner = std::move(*engine::make_decoder_runner(device, std::move(decoder), options));
   return made;
+}
+
+// The CPU as a device whose fast memory the host cannot touch.
+inline Result<std::unique_ptr<backend::Device>> separate_memory_device(uint32_t threads) {
+  SPIN_ASSIGN_OR_RETURN(auto cpu, backend::cpu::create_cpu_device({.threads = threads}));
+  SPIN_ASSIGN_OR_RETURN(auto device,
+                        backend::SeparateMemoryDevice::create(std::move(cpu), uint64_t{64} << 30));
+  return std::unique_ptr<backend::Device>(std::move(device));
 }
 
 inline std::unique_ptr<Engine> open_engine(const EngineOptions& options) {

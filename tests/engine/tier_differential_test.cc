@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random traces of requests give the same tokens, with the same bits of their log-probabilities,
 // whatever the engine's memory is: without a host tier, or with one and fast memory for all, a
-// fifth or a twentieth of the need; in any batches and chunks, suspended or not. A trace is a pure
-// function of its number; SPIN_TIER_TRACES sets how many run, SPIN_TIER_FIRST with which to begin.
+// fifth or a twentieth of the need; in any batches and chunks, suspended or not; whether or not the
+// host can touch fast memory. A trace is a pure function of its number; SPIN_TIER_TRACES sets how
+// many run, SPIN_TIER_FIRST with which to begin.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -309,6 +310,12 @@ void TierDifferential::run(const std::vector<TraceRequest>& trace,
   engine::EngineTuning tuning;
   tuning.min_decoded_tokens =
       setting.is_preemptive ? 1 + random() % 3 : std::numeric_limits<uint32_t>::max();
+  // Every third run on a device whose fast memory the host cannot touch.
+  if (random() % 3 == 0) {
+    tuning.make_device = [threads = options.threads] {
+      return testing::separate_memory_device(threads);
+    };
+  }
   auto engine = engine::create_tuned_engine(options, tuning);
   ASSERT_TRUE(engine.ok()) << engine.status().to_string();
   std::vector<Live> live(trace.size());

@@ -323,7 +323,8 @@ void RigSequence::leave_tail(uint32_t layer, Random& random) {
     }
   }
   ++left_tail_;
-  const backend::SealItem items[] = {kv_->seal_item(layer, static_cast<uint32_t>(leave))};
+  const backend::SealItem items[] = {
+      kv_->seal_item(layer, static_cast<uint32_t>(leave), rig_.stream())};
   ops.enqueue_seal(items, rig_.store().ref(), rig_.stream());
 }
 

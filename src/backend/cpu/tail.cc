@@ -54,6 +54,11 @@ void append_head(const TailAppendItem& item,
     store_row(row_of(k, item.first_row + i) + column, geometry, key);
     store_row(row_of(v, item.first_row + i) + column, geometry, key + geometry.plane_bytes());
   }
+  if (item.tail_slots == nullptr) return;
+  uint32_t* slots = item.tail_slots + uint64_t{h} * item.tail.ring;
+  for (uint32_t t = 0; t < item.tail.ring; ++t) {
+    slots[t] = head.slots[layout::tail_entry(head, item.tail, t)];
+  }
 }
 
 // Writes the pages to the host, then gives those for which there is a cache entry to the cache.

@@ -68,7 +68,12 @@ __global__ void __launch_bounds__(kAppendThreads)
       store_element(to, geometry.dtype, d, from[d]);
     }
   }
-  if (head.is_flat() || item.tokens == 0 || threadIdx.x > 0) return;
+  if (head.is_flat()) return;
+  for (uint32_t t = threadIdx.x; item.tail_slots != nullptr && t < item.tail.ring;
+       t += kAppendThreads) {
+    item.tail_slots[uint64_t{h} * item.tail.ring + t] = tail_slot(head, item.tail, t);
+  }
+  if (item.tokens == 0 || threadIdx.x > 0) return;
   const uint32_t last = (item.tail.tokens + item.tokens - 1) / geometry.page_tokens;
   for (uint32_t t = item.tail.tokens / geometry.page_tokens; t <= last; ++t) {
     const uint32_t entry = layout::tail_entry(head, item.tail, t);
