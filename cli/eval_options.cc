@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include "cli/device_flags.h"
+
 namespace spin::cli {
 namespace {
 
@@ -42,10 +44,13 @@ void add_model_flags(FlagTable& table, EvaluationOptions& options) {
                     "takes bfloat16 where the processor multiplies it in hardware, else float32"},
                    {"auto", "float32", "bfloat16"}, "auto",
                    [&options](size_t index) { options.dtype = static_cast<DTypeChoice>(index); });
-  table.add_count({"threads", "N", "Threads of compute; 0 takes all usable cores"}, options.threads,
-                  {0, 1024});
+  add_device_flags(table, options.device, options.threads);
   table.add_count({"max-num-batched-tokens", "TOKENS", "Tokens of one step of the prefill"},
                   options.max_num_batched_tokens, {1, 1u << 20});
+  table.add_count({"max-num-seqs", "N",
+                   "Settings that decode together, where memory holds so many; fewer take less "
+                   "memory and give the same results"},
+                  options.max_num_seqs, {1, 4096});
   table.add_choice({"block-size", "TOKENS", "Tokens of one page of the KV cache"},
                    {"8", "16", "32", "64"}, fmt::to_string(options.page_tokens),
                    [&options](size_t index) { options.page_tokens = 8u << index; });

@@ -189,6 +189,12 @@ void FlagTable::add_real(const FlagHelp& help, double& target, RealRange range) 
       setter(target, expected, [range](std::string_view text) { return parse_real(text, range); });
 }
 
+void FlagTable::add_real(const FlagHelp& help, std::optional<double>& target, RealRange range) {
+  const std::string expected = range_text(range);
+  add(help, notes(expected, default_text(help.unset))).set =
+      setter(target, expected, [range](std::string_view text) { return parse_real(text, range); });
+}
+
 void FlagTable::add_real(const FlagHelp& help, std::optional<float>& target, RealRange range) {
   const std::string expected = range_text(range);
   add(help, notes(expected, default_text(help.unset))).set =

@@ -69,6 +69,7 @@ class FlagTable {
   void add_signed(const FlagHelp& help, std::optional<int64_t>& target, int64_t min, int64_t max);
   void add_real(const FlagHelp& help, double& target, RealRange range);
   void add_real(const FlagHelp& help, std::optional<float>& target, RealRange range);
+  void add_real(const FlagHelp& help, std::optional<double>& target, RealRange range);
   // --name and --no-name; in the environment 1, 0, true or false.
   void add_switch(const FlagHelp& help, bool& target);
   void add_switch(const FlagHelp& help, std::optional<bool>& target);

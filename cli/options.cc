@@ -9,6 +9,7 @@
 
 #include "base/parse_number.h"
 #include "base/quote.h"
+#include "cli/device_flags.h"
 #include "cli/exit_codes.h"
 #include "server/limits.h"
 #include "spin/sampling_limits.h"
@@ -57,8 +58,7 @@ void add_engine_flags(FlagTable& table, EngineOptions& options) {
        "values (temperature 1, everything else off)"},
       kGenerationConfigs, options.generation_config,
       [&options](size_t index) { options.generation_config = kGenerationConfigs[index]; });
-  table.add_count({"threads", "N", "Threads of compute; 0 takes all usable cores"}, options.threads,
-                  {0, 1024});
+  add_device_flags(table, options.device, options.threads);
   table.add_count({"max-model-len", "TOKENS",
                    "Longest prompt and output together; 0 takes the model's own limit, or what "
                    "the KV cache holds if that is less"},
@@ -72,6 +72,12 @@ void add_engine_flags(FlagTable& table, EngineOptions& options) {
                    "need, at most 60 % of the memory left after the weights"},
                   options.kv_cache_memory_bytes, {0, 1ull << 50});
   table.also_named("fast-memory");
+  table.add_real(
+      {"gpu-memory-utilization", "X",
+       "Share of the GPU's memory that weights, workspace and KV cache may take together; "
+       "with --device cuda only",
+       fmt::to_string(kDefaultGpuMemoryUtilization)},
+      options.gpu_memory_utilization, {0, 1, true});
   table.add_choice({"block-size", "TOKENS", "Tokens of one page of the KV cache"},
                    {"8", "16", "32", "64"}, fmt::to_string(options.page_tokens),
                    [&options](size_t index) { options.page_tokens = 8u << index; });

@@ -58,9 +58,10 @@ void wait_for_signal(const SignalWatcher& signals) {
 std::string ready_line(const ModelInfo& info) {
   return fmt::format(
       "ready: model {} ({}), dtype {}, KV cache of {} tokens ({}), at most {} tokens per request, "
-      "{} threads, chat format {}\n",
+      "chat format {}, on {}\n",
       base::printable_text(info.name), info.architecture, info.dtype, info.kv_capacity_tokens,
-      bytes_text(info.kv_cache_bytes), info.max_model_len, info.threads, info.chat_format);
+      bytes_text(info.kv_cache_bytes), info.max_model_len, info.chat_format,
+      base::printable_text(info.device));
 }
 
 Result<std::unique_ptr<Engine>> load(const EngineOptions& options, const SignalWatcher& signals) {

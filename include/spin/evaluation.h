@@ -24,9 +24,12 @@ struct EvaluationOptions {
   std::string model;      // as EngineOptions
   std::string tokenizer;  // empty: from the model
   DTypeChoice dtype = DTypeChoice::kAuto;
-  uint32_t threads = 0;  // 0: all usable cores
+  std::string device = "cpu";  // as EngineOptions
+  uint32_t threads = 0;        // of the CPU; 0: all usable cores
   uint32_t page_tokens = 8;
   uint32_t max_num_batched_tokens = 512;
+  // Settings that decode together, where memory holds so many. Fewer: less memory.
+  uint32_t max_num_seqs = 64;
   // Settings to compare with dense attention, "NAME[:key=value,...]"; the same algorithm may come
   // several times.
   std::vector<std::string> sparse;

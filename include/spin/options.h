@@ -18,6 +18,9 @@ enum class DTypeChoice : uint8_t {
   kBFloat16,
 };
 
+// Where EngineOptions::gpu_memory_utilization is not given.
+inline constexpr double kDefaultGpuMemoryUtilization = 0.9;
+
 struct EngineOptions {
   // A checkpoint directory (config.json + safetensors + tokenizer.json), a .gguf file or a
   // .safetensors file beside its config.json.
@@ -30,7 +33,9 @@ struct EngineOptions {
   // "auto" (by the checkpoint's template), "none", "chatml", "smollm2", "qwen2.5", "qwen3",
   // "llama3", "llama3.1".
   std::string chat_format = "auto";
-  // Threads of compute; 0: all usable cores.
+  // "cpu", "cuda" or "cuda:N" (spin/device_name.h). "cuda" needs a build with SPIN_CUDA.
+  std::string device = "cpu";
+  // Threads of compute on the CPU; 0: all usable cores. Without effect on other devices.
   uint32_t threads = 0;
   // Longest prompt + output in tokens; 0: the model's own limit, or what the KV memory holds if
   // that is less.
@@ -43,8 +48,12 @@ struct EngineOptions {
   // false: a prompt is processed in one step, and must fit max_num_batched_tokens.
   bool enable_chunked_prefill = true;
   // Bytes of KV cache in fast memory, the slots of its fast tier; 0: what max_num_seqs requests of
-  // max_model_len need, at most 60 % of the memory left after the weights.
+  // max_model_len need under that algorithm of `sparse` that needs the most pages, at most 60 % of
+  // the memory left after the weights.
   uint64_t kv_cache_memory_bytes = 0;
+  // Share of a GPU's memory, in (0, 1], that weights, workspace, KV cache and index may take
+  // together; none: 0.9. Only for devices with memory of their own.
+  std::optional<double> gpu_memory_utilization;
   // Bytes of the KV cache's host tier, to which pages of sparse requests are offloaded; 0: there is
   // none, and every request stays in fast memory.
   uint64_t host_memory_bytes = 0;

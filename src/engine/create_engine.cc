@@ -13,10 +13,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "backend/cpu/cpu_device.h"
 #include "base/checked_math.h"
 #include "base/memory_guard.h"
 #include "engine/decoder_runner.h"
+#include "engine/device_choice.h"
 #include "engine/engine_impl.h"
 #include "engine/layer_prefill.h"
 #include "engine/memory_budget.h"
@@ -25,6 +25,7 @@
 #include "model/load.h"
 #include "model/memory_plan.h"
 #include "model/rope.h"
+#include "sparse/sparse_sequence.h"
 #include "spin/engine.h"
 #include "text/tokenizer_loader.h"
 
@@ -33,6 +34,9 @@ namespace {
 
 // The process beside weights, workspace, logits and KV: code, tokenizer, requests.
 constexpr uint64_t kProcessReserveBytes = uint64_t{128} << 20;
+// With a GPU: the driver's own memory, what weights pass through, and what cannot be pinned because
+// the rest of the machine needs it.
+constexpr uint64_t kGpuProcessReserveBytes = uint64_t{2} << 30;
 
 layout::DType choose_dtype(DTypeChoice choice, const backend::Device& device) {
   switch (choice) {
@@ -154,8 +158,8 @@ uint32_t extent_pages(const EngineOptions& options, const model::ModelConfig& co
   return kv::extent_pages_for(base::ceil_div<uint64_t>(length, options.page_tokens));
 }
 
-// Most tokens of a prompt that goes through the staging buffer.
-uint64_t staged_tokens(const EngineOptions& options, const model::ModelConfig& config) {
+// Most tokens of a sparse request, all of which may go through the staging buffer.
+uint64_t sparse_tokens(const EngineOptions& options, const model::ModelConfig& config) {
   if (options.sparse.empty()) return 0;
   const uint64_t length = options.max_model_len != 0 ? options.max_model_len : config.max_positions;
   return std::min<uint64_t>(length, config.max_positions);
@@ -164,29 +168,37 @@ uint64_t staged_tokens(const EngineOptions& options, const model::ModelConfig& c
 Result<KvBudget> plan_memory(const EngineOptions& options,
                              const model::ModelConfig& config,
                              layout::DType dtype,
+                             uint64_t sparse_pages_per_head,
                              const backend::Device& device) {
   BudgetQuestion question;
+  question.sparse_pages_per_head = sparse_pages_per_head;
   question.geometry = config.kv_geometry(options.page_tokens, dtype);
   question.extent_pages = extent_pages(options, config);
   question.model_positions = config.max_positions;
-  question.memory_bytes = device.properties().memory_bytes;
+  const backend::DeviceProperties& properties = device.properties();
+  question.unified_memory = properties.unified_memory;
+  question.memory_bytes = properties.memory_bytes;
+  question.host_memory_bytes = properties.host_memory_bytes;
   question.weight_bytes = model::weight_bytes(config, dtype);
-  question.reserve_bytes =
-      kProcessReserveBytes +
-      model::Decoder::workspace_bytes(config, options.max_num_batched_tokens) +
+  const uint64_t step_bytes =
       runner_bytes(config, options.max_num_batched_tokens, logit_rows_for(options));
+  question.reserve_bytes =
+      model::Decoder::workspace_bytes(config, options.max_num_batched_tokens) + step_bytes;
+  question.host_reserve_bytes =
+      step_bytes + (properties.unified_memory ? kProcessReserveBytes : kGpuProcessReserveBytes);
   if (!options.sparse.empty()) {
     question.reserve_bytes +=
-        LayerPrefill::fast_bytes(config, question.geometry, staged_tokens(options, config));
+        LayerPrefill::fast_bytes(config, question.geometry, sparse_tokens(options, config));
   }
   return plan_kv_budget(question, options);
 }
 
-// Everything about the algorithms that can be refused without the weights.
-Status check_algorithms(const EngineOptions& options,
-                        const model::ModelConfig& config,
-                        layout::DType dtype,
-                        EngineParts& parts) {
+// Everything about the algorithms that can be refused without the weights; most pages that a head
+// of one sequence reserves under any of them.
+Result<uint64_t> check_algorithms(const EngineOptions& options,
+                                  const model::ModelConfig& config,
+                                  layout::DType dtype,
+                                  EngineParts& parts) {
   const model::RopeTable rope = model::make_rope_table(config.rope, config.head_dim, {});
   sparse::AlgorithmContext context;
   context.device = parts.device.get();
@@ -194,7 +206,14 @@ Status check_algorithms(const EngineOptions& options,
   context.shape.q_heads = config.q_heads;
   context.shape.rope = {.inv_freq = rope.inv_freq, .attention_factor = rope.attention_factor};
   context.side_weights = parts.side_weights.get();
-  return AlgorithmSet::create(options.sparse, context).status();
+  SPIN_ASSIGN_OR_RETURN(const auto set, AlgorithmSet::create(options.sparse, context));
+  uint64_t pages = 0;
+  for (const AlgorithmRef& algorithm : set->started()) {
+    const kv::SequenceShape shape =
+        sparse::sequence_shape(*algorithm, context.shape, sparse_tokens(options, config));
+    pages = std::max(pages, shape.max_page_ids);
+  }
+  return pages;
 }
 
 Status create_algorithms(const EngineOptions& options,
@@ -253,11 +272,9 @@ Result<std::unique_ptr<Engine>> load_and_start(const EngineOptions& options,
   EngineParts parts;
   parts.min_decoded_tokens = tuning.min_decoded_tokens;
   parts.options = options;
-  backend::cpu::CpuDeviceOptions device_options;
-  device_options.threads = options.threads;
   SPIN_ASSIGN_OR_RETURN(parts.device, tuning.make_device
                                           ? tuning.make_device()
-                                          : backend::cpu::create_cpu_device(device_options));
+                                          : create_device(options.device, options.threads));
   SPIN_ASSIGN_OR_RETURN(const model::ModelFiles files, model::open_model(options.model));
   SPIN_ASSIGN_OR_RETURN(text::TokenizerBundle bundle, load_tokenizer(options, files));
   SPIN_RETURN_IF_ERROR(check_vocabulary(files.config, *bundle.tokenizer));
@@ -265,12 +282,11 @@ Result<std::unique_ptr<Engine>> load_and_start(const EngineOptions& options,
   SPIN_RETURN_IF_ERROR(choose_chat_format(options, bundle.chat_template, parts));
 
   const layout::DType dtype = choose_dtype(options.dtype, *parts.device);
-  SPIN_ASSIGN_OR_RETURN(const KvBudget budget,
-                        plan_memory(options, files.config, dtype, *parts.device));
   parts.side_weights = std::make_unique<FileSideWeightSource>(files.path.directory);
-  if (!options.sparse.empty()) {
-    SPIN_RETURN_IF_ERROR(check_algorithms(options, files.config, dtype, parts));
-  }
+  SPIN_ASSIGN_OR_RETURN(const uint64_t sparse_pages,
+                        check_algorithms(options, files.config, dtype, parts));
+  SPIN_ASSIGN_OR_RETURN(const KvBudget budget,
+                        plan_memory(options, files.config, dtype, sparse_pages, *parts.device));
   fill_info(options, files.config, budget, dtype, parts);
   parts.end_ids = all_end_ids(files, *parts.tokenizer);
   if (options.generation_config == "auto") {

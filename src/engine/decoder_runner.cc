@@ -308,7 +308,7 @@ uint64_t runner_bytes(const model::ModelConfig& config,
                       uint32_t max_logit_rows) {
   const uint64_t inputs = (2 * uint64_t{max_step_tokens} + max_logit_rows) * sizeof(uint32_t);
   const uint64_t logits = uint64_t{max_logit_rows} * config.vocab_size * sizeof(float);
-  return 2 * (inputs + logits);  // fast and host memory
+  return inputs + logits;
 }
 
 sparse::ModelShape model_shape(const model::Decoder& decoder, const layout::KvGeometry& geometry) {

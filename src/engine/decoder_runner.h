@@ -33,7 +33,8 @@ struct DecoderRunnerOptions {
   std::string trace_settings;   // what its header says of the algorithms
 };
 
-// Memory that the runner takes beside weights, workspace and KV: the step's inputs and logits.
+// Memory of each kind that the runner takes beside weights, workspace and KV: the step's inputs and
+// logits.
 uint64_t runner_bytes(const model::ModelConfig& config,
                       uint32_t max_step_tokens,
                       uint32_t max_logit_rows);

@@ -12,6 +12,7 @@
 #include "base/memory_guard.h"
 #include "base/start_thread.h"
 #include "base/utf8.h"
+#include "spin/device_name.h"
 
 namespace spin {}  // namespace spin
 
@@ -43,9 +44,27 @@ RequestLimits make_limits(const EngineParts& parts) {
   return limits;
 }
 
+Status check_device_options(const EngineOptions& options) {
+  SPIN_ASSIGN_OR_RETURN(const DeviceName device, parse_device_name(options.device));
+  if (!options.gpu_memory_utilization) return ok_status();
+  if (device.kind == DeviceKind::kCpu) {
+    return invalid_option(
+        "gpu_memory_utilization needs a GPU: on the CPU all tiers share one memory, and "
+        "kv_cache_memory_bytes bounds the KV cache",
+        "gpu_memory_utilization");
+  }
+  const double share = *options.gpu_memory_utilization;
+  if (!(share > 0 && share <= 1)) {
+    return invalid_option(fmt::format("gpu_memory_utilization must be in (0, 1], found {}", share),
+                          "gpu_memory_utilization");
+  }
+  return ok_status();
+}
+
 }  // namespace
 
 Status check_engine_options(const EngineOptions& options) {
+  SPIN_RETURN_IF_ERROR(check_device_options(options));
   if (options.max_num_seqs < 1 || options.max_num_seqs > kMaxSequences) {
     return invalid_option(fmt::format("max_num_seqs must be in [1, {}], found {}", kMaxSequences,
                                       options.max_num_seqs),

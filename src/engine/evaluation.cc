@@ -12,15 +12,16 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "backend/cpu/cpu_device.h"
 #include "base/memory_guard.h"
 #include "engine/decoder_runner.h"
+#include "engine/device_choice.h"
 #include "engine/side_weights.h"
 #include "engine/teacher_forcing.h"
 #include "io/json.h"
 #include "io/text_file.h"
 #include "model/load.h"
 #include "sparse/registry.h"
+#include "spin/device_name.h"
 #include "text/tokenizer_loader.h"
 
 namespace spin {
@@ -65,6 +66,7 @@ struct Subject {
 };
 
 Status check_options(const EvaluationOptions& options) {
+  SPIN_RETURN_IF_ERROR(parse_device_name(options.device).status());
   if (options.fast_fraction < 0 || options.fast_fraction > 1) {
     return invalid("the share of fast memory must be from 0 to 1", "fast_fraction");
   }
@@ -98,9 +100,7 @@ Result<std::unique_ptr<Subject>> load(const EvaluationOptions& options,
                                       const EvaluationProgress& progress) {
   SPIN_RETURN_IF_ERROR(check_options(options));
   auto subject = std::make_unique<Subject>();
-  backend::cpu::CpuDeviceOptions device_options;
-  device_options.threads = options.threads;
-  SPIN_ASSIGN_OR_RETURN(subject->device, backend::cpu::create_cpu_device(device_options));
+  SPIN_ASSIGN_OR_RETURN(subject->device, create_device(options.device, options.threads));
   SPIN_ASSIGN_OR_RETURN(const model::ModelFiles files, model::open_model(options.model));
   auto bundle =
       text::open_tokenizer(options.tokenizer.empty() ? files.path.tokenizer : options.tokenizer);
@@ -118,8 +118,9 @@ Result<std::unique_ptr<Subject>> load(const EvaluationOptions& options,
   SPIN_ASSIGN_OR_RETURN(auto decoder, model::load_decoder(files, *subject->device, load));
   const layout::KvGeometry geometry =
       files.config.kv_geometry(options.page_tokens, load.weights.dtype);
-  SPIN_ASSIGN_OR_RETURN(subject->forcing,
-                        TeacherForcing::create(*subject->device, std::move(decoder), geometry));
+  SPIN_ASSIGN_OR_RETURN(
+      subject->forcing,
+      TeacherForcing::create(*subject->device, std::move(decoder), geometry, options.max_num_seqs));
   SPIN_RETURN_IF_ERROR(create_settings(options, *subject));
   return subject;
 }

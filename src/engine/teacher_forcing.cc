@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "base/checked_math.h"
 #include "engine/decoder_runner.h"
+#include "engine/memory_budget.h"
 
 namespace spin::engine {
 namespace {
@@ -20,9 +21,8 @@ using backend::Buffer;
 using backend::MemoryKind;
 
 constexpr uint32_t kExtentPages = kv::PageStoreOptions{}.extent_pages;
-// Share of the machine's memory that settings may take together.
+// Share of the device's memory that settings may take together.
 constexpr double kMemoryShare = 0.7;
-constexpr size_t kMostRows = 64;
 
 const StepProgress kNoProgress = [] {};
 
@@ -35,9 +35,10 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
 Result<std::unique_ptr<TeacherForcing>> TeacherForcing::create(
     backend::Device& device,
     std::unique_ptr<model::Decoder> decoder,
-    const layout::KvGeometry& geometry) {
+    const layout::KvGeometry& geometry,
+    uint32_t max_settings) {
   std::unique_ptr<TeacherForcing> made(new TeacherForcing(device, std::move(decoder), geometry));
-  SPIN_RETURN_IF_ERROR(made->allocate());
+  SPIN_RETURN_IF_ERROR(made->allocate(max_settings));
   return made;
 }
 
@@ -53,12 +54,12 @@ TeacherForcing::~TeacherForcing() {
   if (stream_) static_cast<void>(stream_->wait_idle());
 }
 
-Status TeacherForcing::allocate() {
+Status TeacherForcing::allocate(uint32_t max_settings) {
   SPIN_ASSIGN_OR_RETURN(stream_, device_.create_stream("evaluation"));
   const size_t bytes = 3 * static_cast<size_t>(decoder_->max_rows()) * sizeof(uint32_t);
   SPIN_ASSIGN_OR_RETURN(host_inputs_, Buffer::allocate(device_.memory(MemoryKind::kHost), bytes));
   SPIN_ASSIGN_OR_RETURN(inputs_, Buffer::allocate(device_.memory(MemoryKind::kFast), bytes));
-  logit_rows_ = std::min<uint64_t>(kMostRows, static_cast<uint64_t>(decoder_->max_rows()));
+  logit_rows_ = std::min<uint64_t>(max_settings, static_cast<uint64_t>(decoder_->max_rows()));
   const size_t logit_bytes = logit_rows_ * decoder_->config().vocab_size * sizeof(float);
   SPIN_ASSIGN_OR_RETURN(logits_, Buffer::allocate(device_.memory(MemoryKind::kFast), logit_bytes));
   SPIN_ASSIGN_OR_RETURN(host_logits_,
@@ -223,20 +224,19 @@ TeacherForcing::Row TeacherForcing::plan_row(const sparse::SparseAlgorithm& algo
 }
 
 size_t TeacherForcing::rows_that_fit(std::span<const Row> rows) const {
-  const double memory = kMemoryShare * static_cast<double>(device_.properties().memory_bytes);
-  double taken = static_cast<double>(device_.memory(MemoryKind::kFast).bytes_in_use() +
-                                     device_.memory(MemoryKind::kHost).bytes_in_use());
+  MemoryBytes taken{device_.memory(MemoryKind::kFast).bytes_in_use(),
+                    device_.memory(MemoryKind::kHost).bytes_in_use()};
   // The kept store is used again or given back.
   if (store_) {
-    taken -= static_cast<double>(store_options_.fast_pages * geometry_.page_bytes() +
-                                 store_options_.host_bytes);
+    taken.fast -= std::min(taken.fast, store_options_.fast_pages * geometry_.page_bytes());
+    taken.host -= std::min(taken.host, store_options_.host_bytes);
   }
   size_t count = 0;
   while (count < rows.size() && count < logit_rows_) {
     const Row& row = rows[count];
-    taken += static_cast<double>(row.fast_pages * geometry_.page_bytes() + row.host_bytes +
-                                 row.index_bytes);
-    if (count > 0 && taken > memory) break;
+    taken.fast += row.fast_pages * geometry_.page_bytes() + row.index_bytes;
+    taken.host += row.host_bytes;
+    if (count > 0 && !fits_share(taken, kMemoryShare, device_.properties())) break;
     ++count;
   }
   return count;

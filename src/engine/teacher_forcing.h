@@ -43,10 +43,11 @@ struct ForcingTimes {
 
 class TeacherForcing {
  public:
-  // Errors: kResourceExhausted.
+  // At most `max_settings` settings decode together. Errors: kResourceExhausted.
   static Result<std::unique_ptr<TeacherForcing>> create(backend::Device& device,
                                                         std::unique_ptr<model::Decoder> decoder,
-                                                        const layout::KvGeometry& geometry);
+                                                        const layout::KvGeometry& geometry,
+                                                        uint32_t max_settings = 64);
   ~TeacherForcing();
 
   const model::Decoder& decoder() const { return *decoder_; }
@@ -81,7 +82,7 @@ class TeacherForcing {
   TeacherForcing(backend::Device& device,
                  std::unique_ptr<model::Decoder> decoder,
                  const layout::KvGeometry& geometry);
-  Status allocate();
+  Status allocate(uint32_t max_settings);
 
   Status prefill(std::span<const TokenId> tokens, uint64_t total);
   Status decode_dense(std::span<const TokenId> tokens, uint64_t prompt_tokens);

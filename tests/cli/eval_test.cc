@@ -45,10 +45,27 @@ std::string refusal(std::vector<std::string> args) {
 }
 
 TEST(EvalOptions, EachKindHasItsFlags) {
-  const EvalOptions ruler =
-      eval({"ruler", "--model", "m", "--data", "d", "--sparse", "sketch:bits=1", "--sparse",
-            "quest", "--fast-fraction", "0.25", "--limit-per-task", "3", "--json", "j",
-            "--block-size", "16", "--dtype", "bfloat16"});
+  const EvalOptions ruler = eval({"ruler",
+                                  "--model",
+                                  "m",
+                                  "--data",
+                                  "d",
+                                  "--sparse",
+                                  "sketch:bits=1",
+                                  "--sparse",
+                                  "quest",
+                                  "--fast-fraction",
+                                  "0.25",
+                                  "--limit-per-task",
+                                  "3",
+                                  "--json",
+                                  "j",
+                                  "--block-size",
+                                  "16",
+                                  "--dtype",
+                                  "bfloat16",
+                                  "--device",
+                                  "cuda:1"});
   EXPECT_EQ(ruler.kind, Evaluation::kRuler);
   EXPECT_EQ(ruler.evaluation.model, "m");
   EXPECT_EQ(ruler.ruler.data, "d");
@@ -58,6 +75,7 @@ TEST(EvalOptions, EachKindHasItsFlags) {
   EXPECT_EQ(ruler.json, "j");
   EXPECT_EQ(ruler.evaluation.page_tokens, 16u);
   EXPECT_EQ(ruler.evaluation.dtype, DTypeChoice::kBFloat16);
+  EXPECT_EQ(ruler.evaluation.device, "cuda:1");
   for (const char* kind : {"ppl", "agreement"}) {
     const EvalOptions text = eval({kind, "--model", "m", "--text", "t", "--window-tokens", "4K",
                                    "--positions", "32", "--windows", "2"});
@@ -67,6 +85,7 @@ TEST(EvalOptions, EachKindHasItsFlags) {
     EXPECT_EQ(text.text.positions, 32u);
     EXPECT_EQ(text.text.windows, 2u);
     EXPECT_EQ(text.evaluation.fast_fraction, 0.1);
+    EXPECT_EQ(text.evaluation.device, "cpu");
   }
 }
 
@@ -77,6 +96,8 @@ TEST(EvalOptions, WhatIsWrongIsRefusedByName) {
   EXPECT_THAT(refusal({"ppl", "--text", "t"}), HasSubstr("--model"));
   EXPECT_THAT(refusal({"ruler", "--model", "m", "--data", "d", "--fast-fraction", "1.5"}),
               HasSubstr("--fast-fraction"));
+  EXPECT_THAT(refusal({"ppl", "--model", "m", "--text", "t", "--device", "gpu"}),
+              HasSubstr("--device: expected cpu, cuda or cuda:N"));
   EXPECT_THAT(refusal({"ppl", "--model", "m", "--text", "t", "--limit-per-task", "3"}),
               HasSubstr("--limit-per-task"));
   EXPECT_THAT(refusal({"ruler", "--model", "m", "--data", "d", "--nothing"}),

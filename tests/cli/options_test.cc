@@ -105,8 +105,8 @@ TEST(Options, ServeAndInspectTakeTheModelAsPositionalToo) {
 TEST(Options, TheFirstArgumentThatBelongsToNoFlagIsNamed) {
   EXPECT_THAT(refusal({"generate", "--modle", "m", "--prompt", "x"}),
               StartsWith("spin generate: unknown option '--modle'\n"));
-  EXPECT_THAT(refusal({"serve", "m", "--gpu-memory-utilization=0.9", "--port", "1"}),
-              StartsWith("spin serve: unknown option '--gpu-memory-utilization'\n"));
+  EXPECT_THAT(refusal({"serve", "m", "--pipeline-parallel-size=2", "--port", "1"}),
+              StartsWith("spin serve: unknown option '--pipeline-parallel-size'\n"));
   EXPECT_THAT(refusal({"generate", "-m", "m"}), HasSubstr("unknown option '-m'\n"));
   EXPECT_THAT(refusal({"inspect", "a", "b", "c"}), HasSubstr("unexpected argument 'b'\n"));
   EXPECT_THAT(refusal({"inspect", "a", "--", "--json"}),
@@ -169,6 +169,15 @@ TEST(Options, FastMemoryIsAnotherNameOfTheKvCache) {
               HasSubstr("--fast-memory, --kv-cache-memory-bytes BYTES"));
 }
 
+TEST(Options, TheDeviceReachesTheEngine) {
+  EXPECT_EQ(generate({}).engine.device, "cpu");
+  EXPECT_EQ(generate({"--device", "cuda"}).engine.device, "cuda");
+  EXPECT_EQ(serve({"--device=cuda:3"}).engine.device, "cuda:3");
+  EXPECT_EQ(serve({"--device=cpu"}, {{"SPIN_DEVICE", "cuda"}}).engine.device, "cpu");
+  EXPECT_EQ(serve({}).engine.gpu_memory_utilization, std::nullopt);
+  EXPECT_EQ(serve({"--gpu-memory-utilization=0.5"}).engine.gpu_memory_utilization, 0.5);
+}
+
 TEST(Options, SparseAttentionReachesTheEngine) {
   EXPECT_TRUE(generate({}).engine.sparse.empty());
   EXPECT_EQ(generate({}).engine.kv_buffer_ratio, std::nullopt);
@@ -218,12 +227,19 @@ INSTANTIATE_TEST_SUITE_P(
                       BadValue{"serve", "port", "-1", "from 0 to 65535"},
                       BadValue{"serve", "port", "80 ", "from 0 to 65535"},
                       BadValue{"serve", "port", "18446744073709551617", "from 0 to 65535"},
+                      BadValue{"serve", "device", "gpu", "cpu, cuda or cuda:N"},
+                      BadValue{"serve", "device", "cuda:", "N from 0 to 1023"},
+                      BadValue{"serve", "device", "cuda:1024", "N from 0 to 1023"},
+                      BadValue{"generate", "device", "cuda:-1", "cpu, cuda or cuda:N"},
+                      BadValue{"generate", "device", "CPU", "cpu, cuda or cuda:N"},
                       BadValue{"serve", "threads", "1025", "from 0 to 1024"},
                       BadValue{"serve", "threads", "two", "from 0 to 1024"},
                       BadValue{"serve", "max-model-len", "1.5k", "from 0 to 134217728"},
                       BadValue{"serve", "max-num-seqs", "0", "from 1 to 4096"},
                       BadValue{"serve", "max-num-batched-tokens", "0", "from 1 to 1048576"},
                       BadValue{"serve", "kv-cache-memory-bytes", "9999999T", "from 0 to"},
+                      BadValue{"serve", "gpu-memory-utilization", "0", "above 0 and up to 1"},
+                      BadValue{"generate", "gpu-memory-utilization", "90", "above 0 and up to 1"},
                       BadValue{"serve", "kv-offloading-size", "some", "from 0 to"},
                       BadValue{"serve", "kv-buffer-ratio", "1001", "auto, or a number from 0"},
                       BadValue{"serve", "kv-buffer-ratio", "-0.5", "auto, or a number from 0"},

@@ -261,6 +261,8 @@ TEST(EngineOptions, AreCheckedWithTheirNames) {
   EXPECT_EQ(param([](EngineOptions& o) { o.max_num_batched_tokens = 1 << 30; }),
             "max_num_batched_tokens");
   EXPECT_EQ(param([](EngineOptions& o) { o.page_tokens = 12; }), "page_tokens");
+  EXPECT_EQ(param([](EngineOptions& o) { o.device = "gpu"; }), "device");
+  EXPECT_EQ(param([](EngineOptions& o) { o.device = "cuda:1"; }), "");
   EXPECT_EQ(param([](EngineOptions& o) { o.generation_config.push_back('x'); }),
             "generation_config");
 }

@@ -12,6 +12,7 @@
 
 #include <gtest/gtest.h>
 
+#include "sparse/registry.h"
 #include "sparse/selection_trace.h"
 #include "spin/engine.h"
 #include "tests/engine/fake_support.h"
@@ -322,6 +323,49 @@ TEST_F(SparseEngine, AbortsAtAnyMomentLeaveNothingBehind) {
   }
   expect_clean(*engine);
   for (const TierStats& tier : engine->stats().kv_tiers) EXPECT_EQ(tier.pages_in_use, 0u);
+}
+
+// A clustered sequence reserves more than twice as many pages as a dense one.
+TEST_F(SparseEngine, TheDefaultPoolServesAlmostTheWholeContextWithEveryAlgorithm) {
+  for (const sparse::RegisteredAlgorithm& algorithm : sparse::algorithms()) {
+    SCOPED_TRACE(algorithm.name);
+    EngineOptions options = this->options(std::string(algorithm.name));
+    options.kv_cache_memory_bytes = 0;
+    options.max_num_seqs = 1;
+    if (algorithm.name == "seer") {  // the tiny checkpoint has no gates
+      options.model = testing::source_path("models/needle-29m").string();
+      options.max_model_len = 4096;
+    }
+    const auto engine = open_engine(options);
+    ASSERT_NE(engine, nullptr);
+    const uint64_t length = engine->model_info().max_model_len;
+    EXPECT_EQ(length, 4096u);
+    const uint64_t prompt = length * 95 / 100;
+    const Outcome outcome = run_request(*engine, greedy(prompt_of(prompt, 12), length - prompt));
+    EXPECT_TRUE(outcome.result.status.ok()) << outcome.result.status.to_string();
+    EXPECT_EQ(scored(outcome).size(), length - prompt);
+    EXPECT_EQ(engine->stats().sparse.sequences, 1u);
+    EXPECT_EQ(engine->stats().sparse.page_misses, 0u);
+    expect_clean(*engine);
+  }
+}
+
+// Also where the one that needs the most is not the default.
+TEST_F(SparseEngine, TheDefaultPoolIsThatOfTheAlgorithmWithTheMostPages) {
+  const auto pool = [&](std::vector<std::string> sparse) {
+    EngineOptions options = this->options("dense");
+    options.kv_cache_memory_bytes = 0;
+    options.max_num_seqs = 2;
+    options.sparse = std::move(sparse);
+    const auto engine = open_engine(options);
+    return engine == nullptr ? uint64_t{0} : engine->model_info().kv_cache_bytes;
+  };
+  const uint64_t dense = pool({});
+  EXPECT_EQ(dense, 2 * 4096 / 8 * testing::kTinyColumns * testing::kTinyPageBytes);
+  EXPECT_EQ(pool({"quest"}), dense);
+  const uint64_t clusters = pool({"retroinfer"});
+  EXPECT_GT(clusters, 2 * dense);
+  EXPECT_EQ(pool({"quest", "dense", "retroinfer"}), clusters);
 }
 
 TEST_F(SparseEngine, AContextLongerThanFastMemoryLivesOnTheHost) {
