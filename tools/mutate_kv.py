@@ -109,8 +109,51 @@ MUTATIONS = {
         "  std::copy_n(map.counts, to.counts.size(), to.counts.data());\n",
         "reading a map behind the kernel that makes it"),
     "tail-slots": (
-        "src/kv/tiered_sequence.cc", "  impl.fill_tail_slots();\n", "",
-        "reading the tail's slots when a step begins"),
+        "src/kv/tiered_sequence.cc", "  if (!impl.is_flat(layer)) {\n    item.tail_slots =",
+        "  if (false) {\n    item.tail_slots =",
+        "noting where the tail's pages lie in a step"),
+    "directory-seal": (
+        "src/kv/tiered_sequence.cc",
+        "pages);\n    impl.enqueue_directory(layer, stream);\n", "pages);\n",
+        "showing kernels the extents of what a step seals"),
+    "directory-repack": (
+        "src/kv/tiered_sequence.cc",
+        "end);\n    impl.enqueue_directory(layer, stream);\n", "end);\n",
+        "showing kernels the extents of what a step deals out"),
+    "directory-place": (
+        "src/kv/tiered_sequence.cc",
+        "sealed_end(layer));\n    impl.enqueue_directory(layer, stream);\n", "sealed_end(layer));\n",
+        "showing kernels the extents of a prompt"),
+    "records-place": (
+        "src/kv/tiered_sequence.cc",
+        "    impl.tables.enqueue_records(first, kv_heads, stream);\n", "",
+        "showing kernels how many entries a prompt pins"),
+    "directory-resume": (
+        "src/kv/tiered_residence.cc", "  if (copied.ok()) copied = publish_directory();\n", "",
+        "showing kernels the extents of a sequence that comes back"),
+    "tables-resume": (
+        "src/kv/tiered_residence.cc",
+        "  if (copied.ok()) copied = made.publish(store.table_stream());\n", "",
+        "the tables of a sequence that comes back"),
+    "directory-resize": (
+        "src/kv/tiered_residence.cc", "  Status ran = publish_directory();\n",
+        "  Status ran = ok_status();\n",
+        "showing kernels the extents of a sequence that becomes tiered"),
+    "tables-resize": (
+        "src/kv/tiered_residence.cc",
+        "  if (ran.ok()) ran = made.publish(store.table_stream());\n", "",
+        "the tables of a lease that was resized"),
+    "records-reserve": (
+        "src/kv/tiered_state.cc",
+        "  tables.enqueue_records(0, head_count(), store.table_stream());\n", "",
+        "showing kernels the directory of a sequence that had no host pages"),
+    "dead-slots": (
+        "src/kv/tiered_sequence.cc", "  impl.publish_dead();\n  impl.committed_tokens = tokens;",
+        "  impl.committed_tokens = tokens;", "taking the slots of dead ids from kernels"),
+    "ghosts": (
+        "src/kv/tiered_state.cc",
+        "  return copy_now(ghosts, lists.data(), ghost_lists.bytes(), stream);", "  return ok_status();",
+        "what a smaller lease gave up, as a measure of reuse"),
     "zones": (
         "src/kv/tiered_residence.cc", "  std::copy(pages.begin(), pages.end(), zone.begin() + sinks);\n",
         "", "the pinned pages of a lease that becomes tiered"),

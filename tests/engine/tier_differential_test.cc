@@ -310,8 +310,8 @@ void TierDifferential::run(const std::vector<TraceRequest>& trace,
   engine::EngineTuning tuning;
   tuning.min_decoded_tokens =
       setting.is_preemptive ? 1 + random() % 3 : std::numeric_limits<uint32_t>::max();
-  // Every third run on a device whose fast memory the host cannot touch.
-  if (random() % 3 == 0) {
+  // Every eighth run on a device whose fast memory the host cannot touch.
+  if (random() % 8 == 0) {
     tuning.make_device = [threads = options.threads] {
       return testing::separate_memory_device(threads);
     };

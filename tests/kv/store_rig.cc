@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include <fmt/format.h>
@@ -11,6 +12,7 @@
 #include "base/check.h"
 #include "base/checked_math.h"
 #include "base/counter_rng.h"
+#include "kv/lease_tables.h"
 
 namespace spin::testing {
 
@@ -29,6 +31,16 @@ StoreRig::StoreRig(const RigOptions& options, backend::Device* device) : options
   store.extent_pages = options.extent_pages;
   store_ = std::move(*kv::PageStore::create(*device, store));
   stream_ = std::move(*device->create_stream("steps"));
+}
+
+std::span<const std::byte> StoreRig::slots() {
+  const kv::PagePool& pool = store_->fast();
+  if (device_->properties().unified_memory) return {pool.page_address(0), pool.size_bytes()};
+  slots_.resize(pool.size_bytes());
+  const Status copied =
+      kv::copy_now(slots_.data(), pool.page_address(0), slots_.size(), store_->table_stream());
+  EXPECT_TRUE(copied.ok()) << copied.to_string();
+  return slots_;
 }
 
 uint64_t StoreRig::host_bytes() const {
@@ -95,12 +107,14 @@ RigSequence::RigSequence(StoreRig& rig, const RigShape& shape, uint64_t seed)
   zone_.resize(sealed_.size());
   // Where kernels would write maps and pinned pages; room for the largest.
   maps_.resize(geometry.layers);
-  kernel_map_.counts.resize(geometry.kv_heads);
-  kernel_map_.starts.resize(size_t{geometry.kv_heads} * (shape.shape.max_tokens + 2));
-  kernel_map_.tokens.resize(kernel_map_.starts.size());
-  pin_counts_.resize(geometry.kv_heads);
-  pin_ids_.resize(size_t{geometry.kv_heads} * shape.shape.zone_pages);
-  pin_tokens_.assign(pin_ids_.size(), static_cast<uint8_t>(geometry.page_tokens));
+  const size_t map_entries = size_t{geometry.kv_heads} * (shape.shape.max_tokens + 2);
+  kernel_map_.counts = FastArray<uint32_t>(rig, geometry.kv_heads);
+  kernel_map_.starts = FastArray<uint32_t>(rig, map_entries);
+  kernel_map_.tokens = FastArray<uint32_t>(rig, map_entries);
+  const size_t pins = size_t{geometry.kv_heads} * shape.shape.zone_pages;
+  pin_counts_ = FastArray<uint32_t>(rig, geometry.kv_heads);
+  pin_ids_ = FastArray<uint32_t>(rig, pins);
+  pin_tokens_ = FastArray<uint8_t>(rig, pins);
   layers_.resize(geometry.layers);
   for (uint32_t layer = 0; layer < geometry.layers; ++layer) {
     LayerBuffers& buffers = layers_[layer];
@@ -109,14 +123,25 @@ RigSequence::RigSequence(StoreRig& rig, const RigShape& shape, uint64_t seed)
         is_dense(layer) ? geometry.pages_per_head(needs.max_tokens)
                         : uint64_t{needs.pinned_pages()} + needs.selected_pages);
     const size_t entries = size_t{geometry.kv_heads} * buffers.stride;
-    buffers.k.resize(size_t{geometry.kv_heads} * geometry.head_dim);
-    buffers.v.resize(buffers.k.size());
-    buffers.pages.resize(entries);
-    buffers.slots.resize(entries);
-    buffers.page_tokens.resize(entries);
-    buffers.counts.resize(geometry.kv_heads);
+    const size_t width = size_t{geometry.kv_heads} * geometry.head_dim;
+    buffers.k = FastArray<float>(rig, width);
+    buffers.v = FastArray<float>(rig, width);
+    buffers.pages = FastArray<uint32_t>(rig, entries);
+    buffers.slots = FastArray<uint32_t>(rig, entries);
+    buffers.page_tokens = FastArray<uint8_t>(rig, entries);
+    buffers.counts = FastArray<uint32_t>(rig, geometry.kv_heads);
     buffers.wanted.resize(geometry.kv_heads);
+    buffers.found_slots.resize(entries);
   }
+}
+
+template <typename T>
+void RigSequence::enqueue_write(const FastArray<T>& to, std::vector<T> values) {
+  SPIN_CHECK(values.size() <= to.size());
+  if (values.empty()) return;
+  const auto held = std::make_shared<const std::vector<T>>(std::move(values));
+  rig_.stream().enqueue_copy(to.data(), held->data(), held->size() * sizeof(T));
+  rig_.stream().enqueue_host([held] {});
 }
 
 // ---- Prompt.
@@ -124,23 +149,25 @@ RigSequence::RigSequence(StoreRig& rig, const RigShape& shape, uint64_t seed)
 void RigSequence::stage(uint32_t layer, uint64_t tokens) {
   const layout::KvGeometry& geometry = rig_.geometry();
   const uint64_t pages = geometry.pages_per_head(tokens);
-  if (staging_slots_.empty()) {
-    staging_slots_.resize(geometry.kv_heads * pages);
-    for (size_t i = 0; i < staging_slots_.size(); ++i) staging_slots_[i] = static_cast<uint32_t>(i);
-    staging_.resize(staging_slots_.size() * geometry.page_bytes() / sizeof(float));
+  if (staging_slots_.size() == 0) {
+    std::vector<uint32_t> slots(geometry.kv_heads * pages);
+    std::iota(slots.begin(), slots.end(), 0u);
+    staging_slots_ = FastArray<uint32_t>(rig_, slots.size());
+    staging_ = FastArray<float>(rig_, slots.size() * geometry.page_bytes() / sizeof(float));
+    enqueue_write(staging_slots_, std::move(slots));
   }
-  rig_.stream().enqueue_host([this, layer, tokens, pages] {
-    const layout::KvGeometry& g = rig_.geometry();
-    for (uint32_t head = 0; head < g.kv_heads; ++head) {
-      for (uint64_t token = 0; token < tokens; ++token) {
-        const uint64_t slot = head * pages + token / g.page_tokens;
-        float* page = staging_.data() + slot * g.page_bytes() / sizeof(float);
-        float* key = page + token % g.page_tokens * g.head_dim;
-        rig_.fill_row(seed_, layer, head, false, token, key);
-        rig_.fill_row(seed_, layer, head, true, token, key + g.page_tokens * g.head_dim);
-      }
+  std::vector<float> rows(staging_.size());
+  for (uint32_t head = 0; head < geometry.kv_heads; ++head) {
+    for (uint64_t token = 0; token < tokens; ++token) {
+      const uint64_t slot = head * pages + token / geometry.page_tokens;
+      float* page = rows.data() + slot * geometry.page_bytes() / sizeof(float);
+      float* key = page + token % geometry.page_tokens * geometry.head_dim;
+      rig_.fill_row(seed_, layer, head, false, token, key);
+      rig_.fill_row(seed_, layer, head, true, token,
+                    key + geometry.page_tokens * geometry.head_dim);
     }
-  });
+  }
+  enqueue_write(staging_, std::move(rows));
 }
 
 const layout::PageMap* RigSequence::deal_out(uint32_t layer,
@@ -151,15 +178,14 @@ const layout::PageMap* RigSequence::deal_out(uint32_t layer,
                                              Random& random) {
   const layout::KvGeometry& geometry = rig_.geometry();
   const uint32_t page_stride = most_mapped_ids(geometry, count) + 2;
-  MapArrays map;
-  map.counts.resize(geometry.kv_heads);
-  map.starts.resize(size_t{geometry.kv_heads} * page_stride);
-  map.tokens.resize(geometry.kv_heads * count);
+  std::vector<uint32_t> counts(geometry.kv_heads);
+  std::vector<uint32_t> all_starts(size_t{geometry.kv_heads} * page_stride);
+  std::vector<uint32_t> token_ids(geometry.kv_heads * count);
   for (uint32_t head = 0; head < geometry.kv_heads; ++head) {
-    uint32_t* ids = map.tokens.data() + head * count;
+    uint32_t* ids = token_ids.data() + head * count;
     for (uint64_t i = 0; i < count; ++i) ids[i] = static_cast<uint32_t>(first_token_id + i);
     std::shuffle(ids, ids + count, random);
-    uint32_t* starts = map.starts.data() + size_t{head} * page_stride;
+    uint32_t* starts = all_starts.data() + size_t{head} * page_stride;
     uint32_t at = 0;
     uint32_t pages = 0;
     while (at < count) {
@@ -174,7 +200,7 @@ const layout::PageMap* RigSequence::deal_out(uint32_t layer,
       at += tokens;
     }
     starts[pages] = at;
-    map.counts[head] = pages;
+    counts[head] = pages;
   }
   layout::PageMap& view = maps_[layer];
   view.counts = kernel_map_.counts.data();
@@ -182,11 +208,9 @@ const layout::PageMap* RigSequence::deal_out(uint32_t layer,
   view.token_ids = kernel_map_.tokens.data();
   view.page_stride = page_stride;
   view.token_stride = count;
-  rig_.stream().enqueue_host([this, map = std::move(map)] {
-    std::copy(map.counts.begin(), map.counts.end(), kernel_map_.counts.begin());
-    std::copy(map.starts.begin(), map.starts.end(), kernel_map_.starts.begin());
-    std::copy(map.tokens.begin(), map.tokens.end(), kernel_map_.tokens.begin());
-  });
+  enqueue_write(kernel_map_.counts, std::move(counts));
+  enqueue_write(kernel_map_.starts, std::move(all_starts));
+  enqueue_write(kernel_map_.tokens, std::move(token_ids));
   return &view;
 }
 
@@ -209,10 +233,10 @@ layout::PageList RigSequence::pin_pages(uint32_t layer,
     counts[head] = static_cast<uint32_t>(zone.size());
     std::copy(zone.begin(), zone.end(), ids.begin() + size_t{head} * stride);
   }
-  rig_.stream().enqueue_host([this, counts, ids] {
-    std::copy(counts.begin(), counts.end(), pin_counts_.begin());
-    std::copy(ids.begin(), ids.end(), pin_ids_.begin());
-  });
+  const std::vector<uint8_t> full(pin_tokens_.size(), static_cast<uint8_t>(geometry.page_tokens));
+  enqueue_write(pin_tokens_, full);
+  enqueue_write(pin_counts_, std::move(counts));
+  enqueue_write(pin_ids_, std::move(ids));
   return {pin_ids_.data(), pin_tokens_.data(), pin_counts_.data(), stride};
 }
 
@@ -251,12 +275,11 @@ void RigSequence::place_layer(uint32_t layer, uint64_t tokens, Random& random) {
   const backend::PlaceItem item =
       kv_->place_item(layer, source, tail_first, map, ids, pinned, rig_.stream());
   rig_.device().kv_ops().enqueue_place(item, rig_.store().ref(), rig_.stream());
-  rig_.stream().enqueue_host([this] {  // nothing may need these any more
-    std::fill(staging_.begin(), staging_.end(), -1.0f);
-    std::fill(kernel_map_.counts.begin(), kernel_map_.counts.end(), 0);
-    std::fill(kernel_map_.starts.begin(), kernel_map_.starts.end(), 0);
-    std::fill(pin_ids_.begin(), pin_ids_.end(), 0);
-  });
+  // Nothing may need these any more.
+  enqueue_write(staging_, std::vector(staging_.size(), -1.0f));
+  enqueue_write(kernel_map_.counts, std::vector<uint32_t>(kernel_map_.counts.size()));
+  enqueue_write(kernel_map_.starts, std::vector<uint32_t>(kernel_map_.starts.size()));
+  enqueue_write(pin_ids_, std::vector<uint32_t>(pin_ids_.size()));
 }
 
 std::string RigSequence::prompt(uint64_t tokens, Random& random) {
@@ -274,21 +297,42 @@ std::string RigSequence::prompt(uint64_t tokens, Random& random) {
 void RigSequence::enqueue_check_tail(uint32_t layer) {
   const layout::PagedTokens tail = kv_->tail_tokens(layer);
   const uint64_t first = kv_->tail_first_token(layer);
-  rig_.stream().enqueue_host([this, layer, tail, first] {
-    std::vector<float> row(tail.geometry.head_dim);
-    for (uint32_t head = 0; head < tail.geometry.kv_heads; ++head) {
-      for (uint64_t token = 0; token < tail.tokens; ++token) {
-        for (const bool value : {false, true}) {
-          rig_.fill_row(seed_, layer, head, value, first + token, row.data());
-          const std::byte* found = value ? tail.value(head, token) : tail.key(head, token);
-          if (std::memcmp(found, row.data(), tail.geometry.row_bytes()) == 0) continue;
-          tail_error_ =
-              fmt::format("token {} of layer {} head {} is not what the tail's view shows",
-                          first + token, layer, head);
-        }
+  if (rig_.device().properties().unified_memory) {
+    rig_.stream().enqueue_host(
+        [this, layer, tail, first] { check_tail(layer, tail, first, tail.slots, tail.base); });
+    return;
+  }
+  const uint64_t pages = base::ceil_div<uint64_t>(tail.tokens, tail.geometry.page_tokens);
+  std::vector<uint32_t> slots((tail.geometry.kv_heads - 1) * tail.slot_stride + pages);
+  const Status ran =
+      kv::copy_now(slots.data(), tail.slots, slots.size() * sizeof(uint32_t), rig_.stream());
+  if (!ran.ok()) {
+    tail_error_ = ran.to_string();
+    return;
+  }
+  check_tail(layer, tail, first, slots.data(), rig_.slots().data());
+}
+
+void RigSequence::check_tail(uint32_t layer,
+                             const layout::PagedTokens& tail,
+                             uint64_t first,
+                             const uint32_t* slots,
+                             const std::byte* pool) {
+  layout::PagedTokens seen = tail;
+  seen.slots = slots;
+  seen.base = pool;
+  std::vector<float> row(tail.geometry.head_dim);
+  for (uint32_t head = 0; head < tail.geometry.kv_heads; ++head) {
+    for (uint64_t token = 0; token < tail.tokens; ++token) {
+      for (const bool value : {false, true}) {
+        rig_.fill_row(seed_, layer, head, value, first + token, row.data());
+        const std::byte* found = value ? seen.value(head, token) : seen.key(head, token);
+        if (std::memcmp(found, row.data(), tail.geometry.row_bytes()) == 0) continue;
+        tail_error_ = fmt::format("token {} of layer {} head {} is not what the tail's view shows",
+                                  first + token, layer, head);
       }
     }
-  });
+  }
 }
 
 void RigSequence::leave_tail(uint32_t layer, Random& random) {
@@ -333,6 +377,10 @@ void RigSequence::select(uint32_t layer, Random& random) {
   LayerBuffers& buffers = layers_[layer];
   const layout::Tail tail = kv_->tail(layer);
   const uint64_t first_token = kv_->tail_first_token(layer);
+  const size_t entries = size_t{geometry.kv_heads} * buffers.stride;
+  std::vector<uint32_t> pages(entries);
+  std::vector<uint8_t> page_tokens(entries);
+  std::vector<uint32_t> counts(geometry.kv_heads);
   for (uint32_t head = 0; head < geometry.kv_heads; ++head) {
     const std::map<uint32_t, Tokens>& sealed = sealed_[index(layer, head)];
     const std::vector<uint32_t>& zone = zone_[index(layer, head)];
@@ -359,33 +407,43 @@ void RigSequence::select(uint32_t layer, Random& random) {
       }
     }
     SPIN_CHECK(wanted.size() <= buffers.stride);
-    buffers.counts[head] = static_cast<uint32_t>(wanted.size());
+    counts[head] = static_cast<uint32_t>(wanted.size());
     buffers.wanted[head].clear();
     size_t at = size_t{head} * buffers.stride;
     for (auto& [page, tokens] : wanted) {
-      buffers.pages[at] = page;
-      buffers.page_tokens[at] = static_cast<uint8_t>(tokens.size());
-      buffers.slots[at++] = layout::kNoSlot;
+      pages[at] = page;
+      page_tokens[at++] = static_cast<uint8_t>(tokens.size());
       buffers.wanted[head].push_back(std::move(tokens));
     }
   }
+  buffers.wanted_pages = pages;
+  enqueue_write(buffers.pages, std::move(pages));
+  enqueue_write(buffers.page_tokens, std::move(page_tokens));
+  enqueue_write(buffers.counts, std::move(counts));
+  enqueue_write(buffers.slots, std::vector(entries, layout::kNoSlot));
   backend::RetrieveItem item = kv_->retrieve_item(layer);
   item.wanted = {buffers.pages.data(), buffers.page_tokens.data(), buffers.counts.data(),
                  buffers.stride};
   item.slots = buffers.slots.data();
   const backend::RetrieveItem items[] = {item};
   rig_.device().kv_ops().enqueue_retrieve(items, rig_.store().ref(), rig_.stream());
+  rig_.stream().enqueue_copy(buffers.found_slots.data(), buffers.slots.data(),
+                             entries * sizeof(uint32_t));
 }
 
 void RigSequence::enqueue_layer(uint32_t layer, Random& random, bool may_leave_tail) {
   const layout::KvGeometry& geometry = rig_.geometry();
   LayerBuffers& buffers = layers_[layer];
   const uint64_t token = tokens();
+  std::vector<float> k(buffers.k.size());
+  std::vector<float> v(buffers.v.size());
   for (uint32_t head = 0; head < geometry.kv_heads; ++head) {
-    rig_.fill_row(seed_, layer, head, false, token, &buffers.k[head * geometry.head_dim]);
-    rig_.fill_row(seed_, layer, head, true, token, &buffers.v[head * geometry.head_dim]);
+    rig_.fill_row(seed_, layer, head, false, token, &k[head * geometry.head_dim]);
+    rig_.fill_row(seed_, layer, head, true, token, &v[head * geometry.head_dim]);
   }
-  const auto tensor = [&](std::vector<float>& rows) {
+  enqueue_write(buffers.k, std::move(k));
+  enqueue_write(buffers.v, std::move(v));
+  const auto tensor = [&](const FastArray<float>& rows) {
     const auto cols = static_cast<int64_t>(rows.size());
     return backend::TensorRef{.data = rows.data(),
                               .dtype = layout::DType::kF32,
@@ -406,14 +464,16 @@ std::string RigSequence::compare(uint32_t layer) const {
   const layout::KvGeometry& geometry = rig_.geometry();
   const LayerBuffers& buffers = layers_[layer];
   std::vector<float> row(geometry.head_dim);
+  const std::span<const std::byte> slots = rig_.slots();
   for (uint32_t head = 0; head < geometry.kv_heads; ++head) {
-    for (uint32_t i = 0; i < buffers.counts[head]; ++i) {
+    for (uint32_t i = 0; i < buffers.wanted[head].size(); ++i) {
       const size_t at = size_t{head} * buffers.stride + i;
-      if (buffers.slots[at] == layout::kNoSlot) {
-        return fmt::format("page {} of layer {} head {} has no slot", buffers.pages[at], layer,
-                           head);
+      const uint32_t slot = buffers.found_slots[at];
+      if (slot >= rig_.store().fast().counts().total) {
+        return fmt::format("page {} of layer {} head {} has no slot", buffers.wanted_pages[at],
+                           layer, head);
       }
-      const std::byte* page = rig_.store().fast().page_address(buffers.slots[at]);
+      const std::byte* page = slots.data() + slot * geometry.page_bytes();
       const Tokens& tokens = buffers.wanted[head][i];
       for (size_t t = 0; t < tokens.size(); ++t) {
         for (const bool value : {false, true}) {
@@ -424,7 +484,7 @@ std::string RigSequence::compare(uint32_t layer) const {
             return fmt::format(
                 "{} of token {} (page {} of layer {} head {}) is not what was "
                 "written",
-                value ? "value" : "key", tokens[t], buffers.pages[at], layer, head);
+                value ? "value" : "key", tokens[t], buffers.wanted_pages[at], layer, head);
           }
         }
       }

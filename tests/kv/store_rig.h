@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sequences in a PageStore beside a trivial model of them: every row of a sequence's KV is a
 // function of (sequence, layer, head, plane, position), and the model knows which positions each
-// page holds. Whatever the store does with pages, a Retrieve must show exactly these rows.
+// page holds. Whatever the store does with pages, a Retrieve must show exactly these rows. All
+// that kernels read or write lies in fast memory and is reached by copies, so that the same model
+// checks devices whose fast memory the host cannot touch.
 // Thread: the test's.
 #pragma once
 
@@ -9,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -47,6 +50,8 @@ class StoreRig {
       uint64_t seed, uint32_t layer, uint32_t head, bool value, uint64_t token, float* row) const;
   // Number of bytes that an extent takes.
   uint64_t host_bytes() const;
+  // All slots' bytes as they are now. Requires: nothing is queued. Lifetime: until the next call.
+  std::span<const std::byte> slots();
 
  private:
   RigOptions options_;
@@ -54,6 +59,23 @@ class StoreRig {
   backend::Device* device_;
   std::unique_ptr<kv::PageStore> store_;
   std::unique_ptr<backend::Stream> stream_;
+  std::vector<std::byte> slots_;
+};
+
+// An array of `count` elements in fast memory.
+template <typename T>
+class FastArray {
+ public:
+  FastArray() = default;
+  FastArray(StoreRig& rig, size_t count) {
+    backend::MemoryResource& fast = rig.device().memory(backend::MemoryKind::kFast);
+    if (count > 0) buffer_ = std::move(*backend::Buffer::allocate(fast, count * sizeof(T)));
+  }
+  T* data() const { return buffer_.as<T>(); }
+  size_t size() const { return buffer_.size_bytes() / sizeof(T); }
+
+ private:
+  backend::Buffer buffer_;
 };
 
 // What a sequence of the rig does.
@@ -105,17 +127,17 @@ class RigSequence {
  private:
   using Tokens = std::vector<uint64_t>;  // positions, in the order of the page's rows
 
-  // A map of one layer as numbers; `Kernel` arrays are those that queued work reads.
   struct MapArrays {
-    std::vector<uint32_t> counts, starts, tokens;
+    FastArray<uint32_t> counts, starts, tokens;
   };
-  // What a layer's queued work reads and writes in a step.
+  // What a layer's queued work reads and writes in a step, and the host's side of it.
   struct LayerBuffers {
-    std::vector<float> k, v;  // [kv_heads * head_dim]
-    std::vector<uint32_t> pages, counts, slots;
-    std::vector<uint8_t> page_tokens;
+    FastArray<float> k, v;  // [kv_heads * head_dim]
+    FastArray<uint32_t> pages, counts, slots;
+    FastArray<uint8_t> page_tokens;
     uint32_t stride = 0;
-    std::vector<std::vector<Tokens>> wanted;  // [kv_heads]
+    std::vector<uint32_t> wanted_pages, found_slots;  // [kv_heads, stride]
+    std::vector<std::vector<Tokens>> wanted;          // [kv_heads]
   };
 
   RigSequence(StoreRig& rig, const RigShape& shape, uint64_t seed);
@@ -135,8 +157,17 @@ class RigSequence {
                                   uint64_t first_token_id,
                                   uint32_t first_page,
                                   Random& random);
-  // Reads the tail as an index does: through the view, when the stream comes to it.
+  // Copies `values` to `to` when the stream comes to it.
+  template <typename T>
+  void enqueue_write(const FastArray<T>& to, std::vector<T> values);
+  // Reads the tail as an index does: through the view, when the stream comes to it (at once where
+  // the host cannot read fast memory).
   void enqueue_check_tail(uint32_t layer);
+  void check_tail(uint32_t layer,
+                  const layout::PagedTokens& tail,
+                  uint64_t first,
+                  const uint32_t* slots,
+                  const std::byte* pool);
   void leave_tail(uint32_t layer, Random& random);
   void select(uint32_t layer, Random& random);
   std::string compare(uint32_t layer) const;
@@ -148,12 +179,12 @@ class RigSequence {
   std::vector<std::map<uint32_t, Tokens>> sealed_;  // [layers * kv_heads], outside the tail
   std::vector<std::vector<uint32_t>> zone_;         // [layers * kv_heads]
   // Shared by the layers, as an algorithm's buffers are: only stream order keeps them apart.
-  std::vector<float> staging_;  // pages with identity slots
-  std::vector<uint32_t> staging_slots_;
+  FastArray<float> staging_;  // pages with identity slots
+  FastArray<uint32_t> staging_slots_;
   MapArrays kernel_map_;
   std::vector<layout::PageMap> maps_;  // [layers]; what they point to is shared
-  std::vector<uint32_t> pin_ids_, pin_counts_;
-  std::vector<uint8_t> pin_tokens_;
+  FastArray<uint32_t> pin_ids_, pin_counts_;
+  FastArray<uint8_t> pin_tokens_;
   std::vector<LayerBuffers> layers_;
   std::string tail_error_;  // written by the stream
   uint64_t faults_ = 0, hits_ = 0, misses_ = 0, evictions_ = 0, left_tail_ = 0;
