@@ -129,23 +129,23 @@ MUTATIONS = {
         "    impl.tables.enqueue_records(first, kv_heads, stream);\n", "",
         "showing kernels how many entries a prompt pins"),
     "directory-resume": (
-        "src/kv/tiered_residence.cc", "  if (copied.ok()) copied = publish_directory();\n", "",
+        "src/kv/tiered_residence.cc", "      SPIN_RETURN_IF_ERROR(publish_directory());\n", "",
         "showing kernels the extents of a sequence that comes back"),
     "tables-resume": (
         "src/kv/tiered_residence.cc",
-        "  if (copied.ok()) copied = made.publish(store.table_stream());\n", "",
+        "      SPIN_RETURN_IF_ERROR(made.publish(store.table_stream()));\n", "",
         "the tables of a sequence that comes back"),
     "directory-resize": (
-        "src/kv/tiered_residence.cc", "  Status ran = publish_directory();\n",
-        "  Status ran = ok_status();\n",
+        "src/kv/tiered_residence.cc",
+        "    SPIN_RETURN_IF_ERROR(publish_directory());\n    return made", "    return made",
         "showing kernels the extents of a sequence that becomes tiered"),
     "tables-resize": (
         "src/kv/tiered_residence.cc",
-        "  if (ran.ok()) ran = made.publish(store.table_stream());\n", "",
+        "    return made.publish(store.table_stream());\n", "    return ok_status();\n",
         "the tables of a lease that was resized"),
     "records-reserve": (
         "src/kv/tiered_state.cc",
-        "  tables.enqueue_records(0, head_count(), store.table_stream());\n", "",
+        "    tables.enqueue_records(0, head_count(), store.table_stream());\n", "",
         "showing kernels the directory of a sequence that had no host pages"),
     "dead-slots": (
         "src/kv/tiered_sequence.cc", "  impl.publish_dead();\n  impl.committed_tokens = tokens;",

@@ -180,9 +180,13 @@ Status TieredSequence::Impl::resume(LeaseTables made) {
     return store.mover().begin_to_fast(std::move(copies));
   });
   Status copied = begun.ok() ? begun->wait_result() : begun.status();
-  if (copied.ok()) copied = publish_directory();
-  if (copied.ok()) copied = made.publish(store.table_stream());
-  if (copied.ok()) copied = forget_reuse();
+  if (copied.ok()) {
+    copied = base::guard_memory("a sequence was resumed", [&]() -> Status {
+      SPIN_RETURN_IF_ERROR(publish_directory());
+      SPIN_RETURN_IF_ERROR(made.publish(store.table_stream()));
+      return forget_reuse();
+    });
+  }
   if (!copied.ok()) {
     release_slots();
     return copied.with_context("resuming a sequence");
@@ -282,8 +286,10 @@ Status TieredSequence::Impl::resize_tables(LeaseTables made, backend::Stream& st
     std::transform(heads[i].slots.begin(), heads[i].slots.end(), made.view(i).slots,
                    [](PageHandle page) { return page.slot; });
   }
-  Status ran = publish_directory();
-  if (ran.ok()) ran = made.publish(store.table_stream());
+  Status ran = base::guard_memory("a lease was resized", [&]() -> Status {
+    SPIN_RETURN_IF_ERROR(publish_directory());
+    return made.publish(store.table_stream());
+  });
   if (!ran.ok()) {
     store.fast().release(extra);
     return ran.with_context("resizing a lease");
@@ -312,16 +318,21 @@ Status TieredSequence::Impl::resize_tables(LeaseTables made, backend::Stream& st
     spent = true;
     return ran.with_context("resizing a lease");
   }
+  spent = true;  // unless all that follows is done
   for (uint32_t layer = shape.dense_layers; layer < geometry.layers; ++layer) {
     const LayerResize& plan = plans[layer];
     for (uint32_t h = 0; h < kv_heads; ++h) {
       give_back(head(layer, h), {plan.released_slots + uint64_t{h} * plan.released, plan.released});
     }
   }
-  const Status noted = residence == Residence::kTiered ? remember_dropped(made) : forget_reuse();
+  Status noted = base::guard_memory("reuse was noted", [&] {
+    return residence == Residence::kTiered ? remember_dropped(made) : forget_reuse();
+  });
+  // A measure that lacks a few pages is no reason to end a sequence.
+  if (noted.code() == StatusCode::kResourceExhausted) noted = ok_status();
   tables = std::move(made);
   residence = Residence::kTiered;
-  if (!noted.ok()) spent = true;
+  spent = !noted.ok();
   return noted;
 }
 
@@ -354,7 +365,7 @@ Status TieredSequence::resize(uint64_t lease_pages, backend::StreamRef stream) {
       lease == impl.shape.max_page_ids || impl.shape.dense_layers >= impl.geometry.layers;
   if (lease == impl.tables.lease_pages()) return ok_status();
   if (all_flat && impl.residence == Residence::kResident) return ok_status();
-  return base::guard_memory("a lease was resized", [&]() -> Status {
+  Status resized = base::guard_memory("a lease was resized", [&]() -> Status {
     if (impl.residence == Residence::kResident) {
       if (impl.store.host() == nullptr || !impl.has_host || !impl.is_written_through()) {
         return Status(StatusCode::kUnavailable,
@@ -379,6 +390,11 @@ Status TieredSequence::resize(uint64_t lease_pages, backend::StreamRef stream) {
     SPIN_RETURN_IF_ERROR(impl.demote(WriterEvent::after(stream)));
     return impl.resume(std::move(made));
   });
+  // Not one of the errors after which nothing has changed.
+  if (impl.spent && resized.code() == StatusCode::kResourceExhausted) {
+    return Status(StatusCode::kInternal, resized.message());
+  }
+  return resized;
 }
 
 Result<Transfer> TieredSequence::write_through(uint64_t most_pages, const WriterEvent& written) {

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/checked_math.h"
+#include "base/memory_guard.h"
 #include "kv/table_bytes.h"
 #include "layout/residency.h"
 
@@ -187,16 +188,23 @@ Status TieredSequence::Impl::reserve_host() {
                               "of {} are free",
                               shape.max_tokens, needed, counts.free, counts.total));
   }
+  const Status shown = base::guard_memory("host pages were reserved", [&] {
+    if (!tables.exists()) return ok_status();
+    for (uint64_t i = 0; i < head_count(); ++i) {
+      HeadPages& record = tables.records()[i];
+      record.extents = directory.as<uint64_t>() + i * extent_count;
+      record.extent_count = extent_count;
+    }
+    tables.enqueue_records(0, head_count(), store.table_stream());
+    return store.table_stream().wait_idle();
+  });
+  if (!shown.ok()) {
+    host->unreserve(needed);
+    return shown;
+  }
   extents_reserved = needed;
   has_host = true;
-  if (!tables.exists()) return ok_status();
-  for (uint64_t i = 0; i < head_count(); ++i) {
-    HeadPages& record = tables.records()[i];
-    record.extents = directory.as<uint64_t>() + i * extent_count;
-    record.extent_count = extent_count;
-  }
-  tables.enqueue_records(0, head_count(), store.table_stream());
-  return store.table_stream().wait_idle();
+  return ok_status();
 }
 
 uint64_t TieredSequence::Impl::extent_index(uint32_t layer, uint32_t h, uint32_t page) const {
@@ -215,10 +223,11 @@ void TieredSequence::Impl::take_extent(uint32_t layer, uint32_t h, uint32_t page
 }
 
 void TieredSequence::Impl::enqueue_directory(uint32_t layer, backend::Stream& stream) {
-  if (!std::exchange(layers[layer].directory_changed, false)) return;
+  if (!layers[layer].directory_changed) return;
   const uint64_t count = uint64_t{geometry.kv_heads} * extent_count;
   stream.enqueue_copy(directory.as<uint64_t>() + layer * count, extents.data() + layer * count,
                       count * sizeof(uint64_t));
+  layers[layer].directory_changed = false;
 }
 
 Status TieredSequence::Impl::publish_directory() {
