@@ -28,7 +28,6 @@ TieredSequence::Impl::Impl(PageStore& owner_store, const SequenceShape& sequence
   if (store.host() != nullptr) {
     extent_count = static_cast<uint32_t>(
         base::ceil_div<uint64_t>(shape.max_page_ids, store.host()->layout().pages));
-    extents.resize(head_count() * extent_count);
     ghost_lists = kv::ghost_lists(geometry, shape);
   }
 }
@@ -71,6 +70,7 @@ bool TieredSequence::Impl::is_dead(uint32_t layer, uint32_t h, uint32_t page) co
 
 Status TieredSequence::Impl::make_shared_memory() {
   if (store.host() != nullptr) {
+    extents.resize(head_count() * extent_count);
     const uint64_t directory_bytes = extents.size() * sizeof(uint64_t);
     const uint64_t tail_bytes = head_count() * shape.tail_pages * sizeof(uint32_t);
     const uint64_t bytes = directory_bytes + ghost_lists.bytes() + tail_bytes;

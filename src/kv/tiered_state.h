@@ -120,6 +120,7 @@ struct TieredSequence::Impl {
   }
 
   // ---- Tables and slots. What lies in fast memory is reached through store.table_stream().
+  // Requires: what it is for was compared with what is free; lengths may come from a request.
   Status make_shared_memory();
   // The image of what it makes is there, for take_slots() and more; publish() ends that.
   Result<LeaseTables> make_tables(uint64_t lease) const;

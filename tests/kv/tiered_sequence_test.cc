@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include "kv/gain_curve.h"
 #include "kv/page_store.h"
@@ -223,7 +224,13 @@ TEST(TieredSequence, OpeningIsAllOrNothingInBothTiers) {
   EXPECT_EQ(rig.store().fast().counts(), fast);
   EXPECT_EQ(rig.store().host()->counts().reserved, host.reserved);
   EXPECT_EQ(rig.store().table_memory().bytes_in_use(), tables) << "nothing is kept";
-  // Lengths that a request may name.
+  // Lengths that a request may name are refused before anything of that size is allocated.
+  const auto peak_kib = [] {
+    rusage usage = {};
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_maxrss;
+  };
+  const long before = peak_kib();
   SequenceShape absurd = shape.shape;
   absurd.max_tokens = uint64_t{1} << 50;
   absurd.max_page_ids = uint64_t{1} << 48;
@@ -233,6 +240,7 @@ TEST(TieredSequence, OpeningIsAllOrNothingInBothTiers) {
   absurd.max_tokens = uint64_t{1} << 32;
   EXPECT_EQ(TieredSequence::open(rig.store(), absurd, absurd.max_page_ids).status().code(),
             StatusCode::kResourceExhausted);
+  EXPECT_LT(peak_kib() - before, 64 << 10);
 }
 
 // B055: with all slots in use the newcomer waits; demoting somebody makes room, and he comes back.
