@@ -148,7 +148,7 @@ MUTATIONS = {
         "    tables.enqueue_records(0, head_count(), store.table_stream());\n", "",
         "showing kernels the directory of a sequence that had no host pages"),
     "dead-slots": (
-        "src/kv/tiered_sequence.cc", "  impl.publish_dead();\n  impl.committed_tokens = tokens;",
+        "src/kv/tiered_sequence.cc", "  impl.publish_buried();\n  impl.committed_tokens = tokens;",
         "  impl.committed_tokens = tokens;", "taking the slots of dead ids from kernels"),
     "ghosts": (
         "src/kv/tiered_state.cc",

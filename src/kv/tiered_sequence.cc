@@ -162,7 +162,7 @@ void TieredSequence::commit_prompt(uint64_t tokens) {
     }
     state.pins = CapturedPins();
   }
-  impl.publish_dead();
+  impl.publish_buried();
   impl.committed_tokens = tokens;
 }
 
@@ -187,7 +187,7 @@ void TieredSequence::commit_step() {
     impl.finish_map(layer);
     state.appended = state.left_tail = false;
   }
-  impl.publish_dead();
+  impl.publish_buried();
   impl.committed_tokens += std::exchange(impl.step_tokens, 0);
   if (impl.residence == Residence::kTiered) impl.meter.add_step(impl.reuse_counters());
 }

@@ -231,6 +231,9 @@ void TieredSequence::Impl::enqueue_directory(uint32_t layer, backend::Stream& st
 }
 
 Status TieredSequence::Impl::publish_directory() {
+  const bool changed = std::any_of(layers.begin(), layers.end(),
+                                   [](const LayerState& state) { return state.directory_changed; });
+  if (!changed) return ok_status();
   for (uint32_t layer = 0; layer < geometry.layers; ++layer) {
     enqueue_directory(layer, store.table_stream());
   }
@@ -296,6 +299,7 @@ void TieredSequence::Impl::bury(uint32_t layer, uint32_t h, uint32_t first, uint
     if (extent != 0) {
       host->release(extent);
       extent = 0;
+      layers[layer].directory_changed = true;
       --extents_taken;
     } else if (has_host) {
       host->unreserve(1);
@@ -377,18 +381,23 @@ void TieredSequence::Impl::finish_map(uint32_t layer) {
   map = CapturedMap();
 }
 
-// A failure here is not the sequence's alone: the device's next work reports it.
-void TieredSequence::Impl::publish_dead() {
-  if (dead_slots.empty()) return;
-  uint64_t longest = 0;
-  for (const SlotRange& range : dead_slots) longest = std::max(longest, range.count);
-  const std::vector<uint32_t> none(longest, kNoSlot);
-  backend::Stream& stream = store.table_stream();
-  for (const SlotRange& range : dead_slots) {
-    stream.enqueue_copy(range.slots, none.data(), range.count * sizeof(uint32_t));
-  }
-  (void)stream.wait_idle();
-  dead_slots.clear();
+// No kernel asks for an id that died, so what fails for want of memory is done after the next step;
+// any other failure is the device's, whose next work reports it.
+void TieredSequence::Impl::publish_buried() {
+  (void)base::guard_memory("dead pages were noted", [&] {
+    SPIN_RETURN_IF_ERROR(publish_directory());
+    if (dead_slots.empty()) return ok_status();
+    uint64_t longest = 0;
+    for (const SlotRange& range : dead_slots) longest = std::max(longest, range.count);
+    const std::vector<uint32_t> none(longest, kNoSlot);
+    backend::Stream& stream = store.table_stream();
+    for (const SlotRange& range : dead_slots) {
+      stream.enqueue_copy(range.slots, none.data(), range.count * sizeof(uint32_t));
+    }
+    SPIN_RETURN_IF_ERROR(stream.wait_idle());
+    dead_slots.clear();
+    return ok_status();
+  });
 }
 
 // Only tiered layers have caches to measure.

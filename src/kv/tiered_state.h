@@ -149,7 +149,8 @@ struct TieredSequence::Impl {
   // ---- Ids.
   void begin_map(uint32_t layer);  // page_tokens of what was in token order so far
   void bury(uint32_t layer, uint32_t h, uint32_t first, uint32_t end);
-  void publish_dead();
+  // Kernels see neither slots nor extents of ids that died.
+  void publish_buried();
   void finish_map(uint32_t layer);
   void capture(CapturedMap& to, const layout::PageMap& map, uint32_t page_ids, backend::Stream&);
   void capture_pins(uint32_t layer, const layout::PageList& pinned, backend::Stream& stream);

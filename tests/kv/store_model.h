@@ -173,8 +173,11 @@ class StoreModel {
     const size_t i = below(random_, sequences_.size());
     RigSequence& sequence = *sequences_[i];
     if (what < 11 || (sequence.is_full() && what < 30)) {
+      // Now and then with copies under way.
+      std::string error;
+      if (below(random_, 3) == 0) error = write_through(sequence);
       close(i);
-      return "";
+      return error;
     }
     if (what < 18) return resize(sequence);
     if (what < 25) return write_through(sequence);

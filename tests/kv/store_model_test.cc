@@ -58,6 +58,7 @@ TEST(PageStoreModel, AgreesWithATrivialModelOverAMillionOperations) {
   const uint64_t part = total / 4;
   for (uint64_t seed = 1; seed <= 4; ++seed) {
     ShuffledDevice device(*inner, seed);
+    device.wait_alone_for("kv-tables");
     StoreModel model(device, seed, [&] { device.run_some(6); });
     ASSERT_EQ(model.run(part), "")
         << "seed " << seed << ", operation " << model.happened().operations;

@@ -139,9 +139,15 @@ template <typename T>
 void RigSequence::enqueue_write(const FastArray<T>& to, std::vector<T> values) {
   SPIN_CHECK(values.size() <= to.size());
   if (values.empty()) return;
-  const auto held = std::make_shared<const std::vector<T>>(std::move(values));
-  rig_.stream().enqueue_copy(to.data(), held->data(), held->size() * sizeof(T));
-  rig_.stream().enqueue_host([held] {});
+  auto kept = std::make_shared<const std::vector<T>>(std::move(values));
+  rig_.stream().enqueue_copy(to.data(), kept->data(), kept->size() * sizeof(T));
+  kept_.push_back(std::move(kept));
+}
+
+Status RigSequence::wait_for_work() {
+  Status ran = rig_.stream().wait_idle();
+  kept_.clear();
+  return ran;
 }
 
 // ---- Prompt.
@@ -286,7 +292,7 @@ std::string RigSequence::prompt(uint64_t tokens, Random& random) {
   for (uint32_t layer = 0; layer < rig_.geometry().layers; ++layer) {
     place_layer(layer, tokens, random);
   }
-  const Status ran = rig_.stream().wait_idle();
+  const Status ran = wait_for_work();
   if (!ran.ok()) return ran.to_string();
   kv_->commit_prompt(tokens);
   return "";
@@ -494,7 +500,7 @@ std::string RigSequence::compare(uint32_t layer) const {
 }
 
 std::string RigSequence::finish_step() {
-  const Status ran = rig_.stream().wait_idle();
+  const Status ran = wait_for_work();
   if (!ran.ok()) return ran.to_string();
   const layout::RetrieveCounters counters = kv_->take_counters();
   hits_ += counters.hits;
@@ -515,7 +521,7 @@ std::string RigSequence::dropped_step(Random& random) {
   for (uint32_t layer = 0; layer < rig_.geometry().layers; ++layer) {
     enqueue_layer(layer, random, false);
   }
-  const Status ran = rig_.stream().wait_idle();
+  const Status ran = wait_for_work();
   if (!ran.ok()) return ran.to_string();
   kv_->drop_step();
   return "";

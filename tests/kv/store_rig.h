@@ -160,6 +160,7 @@ class RigSequence {
   // Copies `values` to `to` when the stream comes to it.
   template <typename T>
   void enqueue_write(const FastArray<T>& to, std::vector<T> values);
+  Status wait_for_work();
   // Reads the tail as an index does: through the view, when the stream comes to it (at once where
   // the host cannot read fast memory).
   void enqueue_check_tail(uint32_t layer);
@@ -186,7 +187,8 @@ class RigSequence {
   FastArray<uint32_t> pin_ids_, pin_counts_;
   FastArray<uint8_t> pin_tokens_;
   std::vector<LayerBuffers> layers_;
-  std::string tail_error_;  // written by the stream
+  std::vector<std::shared_ptr<const void>> kept_;  // what queued copies read
+  std::string tail_error_;                         // written by the stream
   uint64_t faults_ = 0, hits_ = 0, misses_ = 0, evictions_ = 0, left_tail_ = 0;
 };
 

@@ -156,6 +156,7 @@ TEST(TieredSequence, StepsGoOnWhilePagesAreWrittenThrough) {
   auto inner = std::move(*backend::cpu::create_cpu_device({.threads = 1}));
   for (uint64_t seed = 0; seed < 20; ++seed) {
     testing::ShuffledDevice device(*inner, seed);
+    device.wait_alone_for("kv-tables");
     StoreRig rig({}, &device);
     Random random(seed);
     const RigShape shape = range_shape(rig.geometry(), 80);
@@ -181,6 +182,7 @@ TEST(TieredSequence, ClosingWaitsForItsCopies) {
   auto inner = std::move(*backend::cpu::create_cpu_device({.threads = 1}));
   for (uint64_t seed = 0; seed < 50; ++seed) {
     testing::ShuffledDevice device(*inner, seed);
+    device.wait_alone_for("kv-tables");
     StoreRig rig({}, &device);
     Random random(seed);
     const RigShape shape = range_shape(rig.geometry(), 60);

@@ -29,6 +29,9 @@ class ShuffledDevice final : public backend::Device {
 
   // Waits of streams of this name are left out from now on: the mistake that tests must see.
   void forget_waits_of(std::string name) { forgetful_ = std::move(name); }
+  // Whoever waits for a stream of this name runs its work alone: a wait that comes often and is
+  // not what the test is about must not bring the others to their ends.
+  void wait_alone_for(std::string name) { alone_ = std::move(name); }
   // The n-th copy from now (counted from 1, over all streams; 0: none) fails.
   void fail_copy(uint64_t n) { failing_copy_ = n; }
 
@@ -108,6 +111,7 @@ class ShuffledDevice final : public backend::Device {
       queue_.push_back({[] { return ok_status(); }, event, true});
     }
     Status wait_idle() override {
+      while (name_ == device_.alone_ && may_run()) run_head();
       while (!queue_.empty()) SPIN_CHECK(device_.run_one());
       return error_;
     }
@@ -145,6 +149,7 @@ class ShuffledDevice final : public backend::Device {
   std::vector<Stream*> streams_;
   std::vector<Stream*> runnable_;
   std::string forgetful_;
+  std::string alone_;
   uint64_t failing_copy_ = 0;
   uint64_t works_run_ = 0;
 };
