@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/separate_memory.h"
 
-#include <atomic>
+#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <utility>
@@ -21,7 +21,7 @@ constexpr size_t kSystemPage = 4096;
 }  // namespace
 
 // One reserved range of addresses. Allocations follow one another and are never reused: what was
-// freed stays closed for good.
+// freed reads as zeros.
 class SeparateMemory final : public MemoryResource {
  public:
   static Result<std::unique_ptr<SeparateMemory>> create(uint64_t bytes) {
@@ -66,6 +66,7 @@ class SeparateMemory final : public MemoryResource {
     base::MutexLock lock(mutex_);
     return in_use_;
   }
+  uint64_t size_bytes() const { return size_; }
 
   // Work that may touch the memory begins and ends; on any thread.
   void open() {
@@ -136,6 +137,7 @@ SeparateMemoryDevice::SeparateMemoryDevice(std::unique_ptr<Device> inner,
                                            std::unique_ptr<SeparateMemory> fast)
     : inner_(std::move(inner)), properties_(inner_->properties()), fast_(std::move(fast)) {
   properties_.unified_memory = false;
+  properties_.memory_bytes = std::min(properties_.memory_bytes, fast_->size_bytes());
 }
 
 SeparateMemoryDevice::~SeparateMemoryDevice() = default;

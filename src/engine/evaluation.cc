@@ -67,8 +67,11 @@ struct Subject {
 
 Status check_options(const EvaluationOptions& options) {
   SPIN_RETURN_IF_ERROR(parse_device_name(options.device).status());
-  if (options.fast_fraction < 0 || options.fast_fraction > 1) {
+  if (!(options.fast_fraction >= 0 && options.fast_fraction <= 1)) {
     return invalid("the share of fast memory must be from 0 to 1", "fast_fraction");
+  }
+  if (options.max_num_seqs == 0) {
+    return invalid("at least one setting decodes at a time", "max_num_seqs");
   }
   for (const std::string& text : options.sparse) {
     auto spec = sparse::parse_sparse_spec(text);

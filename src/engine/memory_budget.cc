@@ -164,6 +164,15 @@ Result<KvBudget> plan_kv_budget(const BudgetQuestion& question, const EngineOpti
   const uint64_t columns = uint64_t{geometry.layers} * geometry.kv_heads;
   const uint64_t per_head =
       std::min(bytes / geometry.page_bytes(), kMaxPages) / columns;  // pages of each head
+  if (per_head == 0) {
+    // Whoever set a size hears of that; else the host tier has left too little.
+    const bool given = options.kv_cache_memory_bytes != 0;
+    return Status(StatusCode::kResourceExhausted,
+                  fmt::format("{} are left for the KV cache in fast memory, and a page for each of "
+                              "{} heads takes {}",
+                              mib(bytes), columns, mib(columns * geometry.page_bytes())),
+                  given ? "kv_cache_memory_bytes" : "host_memory_bytes");
+  }
   budget.pages = per_head * columns;
   budget.bytes = budget.pages * geometry.page_bytes();
   budget.capacity_tokens = per_head * geometry.page_tokens;

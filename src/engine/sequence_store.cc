@@ -339,10 +339,10 @@ void SequenceStore::resize(OpenSequence& sequence, uint64_t lease, backend::Stre
     ++closed_.lease_resizes;
     return;
   }
-  if (status.code() == StatusCode::kResourceExhausted ||
-      status.code() == StatusCode::kUnavailable) {
-    return;
-  }
+  const bool ordinary =
+      status.code() == StatusCode::kResourceExhausted || status.code() == StatusCode::kUnavailable;
+  // A lease that should become whole may have lost its slots on the way.
+  if (ordinary && kv.residence() != kv::Residence::kDemoted) return;
   sequence.fault = Status(StatusCode::kInternal,
                           "the request's KV cache could not be moved: " + status.message());
 }

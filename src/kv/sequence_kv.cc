@@ -39,9 +39,9 @@ Result<SequenceKv> SequenceKv::reserve(PagePool& pool, uint64_t max_tokens) {
                     pages ? fmt::to_string(*pages) : "more than 2^64", counts.free, counts.total));
   }
   std::vector<PageHandle> handles(*pages);
+  SequenceKv sequence(pool, per_head);  // what needs memory comes before the pages are taken
   const bool allocated = pool.allocate(handles);
   SPIN_CHECK(allocated);
-  SequenceKv sequence(pool, per_head);
   sequence.place(handles);
   if (pool.table_memory() != nullptr) {
     SPIN_RETURN_IF_ERROR(sequence.table_.publish(*pool.table_memory(), *pool.table_stream()));

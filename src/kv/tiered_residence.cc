@@ -50,6 +50,10 @@ void TieredSequence::Impl::settle() {
   }
 }
 
+void TieredSequence::Impl::forget_going() {
+  for (HeadState& state : heads) state.going = state.on_host;
+}
+
 // Sealed pages of flat layers that the host lacks, oldest first; `going` follows.
 void TieredSequence::Impl::collect_sealed(uint64_t most_pages, std::vector<PageCopy>& copies) {
   for (uint32_t layer = 0; layer < geometry.layers; ++layer) {
@@ -80,7 +84,11 @@ Result<Transfer> TieredSequence::Impl::write_through(uint64_t most_pages,
     collect_sealed(most_pages, copies);
     return store.mover().begin_to_host(std::move(copies), written);
   });
-  if (begun.ok()) transfer = *begun;
+  if (begun.ok()) {
+    transfer = *begun;
+  } else {
+    forget_going();
+  }
   return begun;
 }
 
@@ -125,13 +133,17 @@ Status TieredSequence::Impl::demote(const WriterEvent& written) {
     return store.mover().begin_to_host(std::move(copies), written);
   });
   tables.drop_image();
-  if (!begun.ok()) return begun.status();
+  if (!begun.ok()) {
+    forget_going();
+    return begun.status();
+  }
   transfer = *begun;
   const Status copied = transfer.wait_result();
   settle();
   if (!copied.ok()) return copied.with_context("demoting a sequence");
   release_slots();
   tables = LeaseTables();
+  dead_slots.clear();
   residence = Residence::kDemoted;
   return ok_status();
 }
@@ -280,6 +292,13 @@ Status TieredSequence::Impl::resize_tables(LeaseTables made, backend::Stream& st
                                                   words * sizeof(uint32_t)));
   SPIN_RETURN_IF_ERROR(check_slots(new_slots));
   std::vector<PageHandle> extra(new_slots);
+  // From here on nothing that a head holds needs memory.
+  for (uint32_t layer = shape.dense_layers; layer < geometry.layers; ++layer) {
+    for (uint32_t h = 0; h < kv_heads; ++h) {
+      std::vector<PageHandle>& slots = head(layer, h).slots;
+      slots.reserve(slots.size() + plans[layer].extra);
+    }
+  }
   const bool allocated = store.fast().allocate(extra);
   SPIN_CHECK(allocated);
   for (uint64_t i = 0; i < uint64_t{shape.dense_layers} * kv_heads; ++i) {
@@ -310,10 +329,16 @@ Status TieredSequence::Impl::resize_tables(LeaseTables made, backend::Stream& st
       fill_zone(*this, layer, h,
                 {plan.zone_pages + uint64_t{h} * plan.zone_entries, plan.zone_entries});
     }
-    HeadPages* after = made.heads() + uint64_t{layer} * kv_heads;
-    enqueue_layer(*this, layer, plan, after, stream);
   }
-  ran = stream.wait_idle();
+  const Status queued = base::guard_memory("a lease was resized", [&] {
+    for (uint32_t layer = shape.dense_layers; layer < geometry.layers; ++layer) {
+      HeadPages* after = made.heads() + uint64_t{layer} * kv_heads;
+      enqueue_layer(*this, layer, plans[layer], after, stream);
+    }
+    return ok_status();
+  });
+  ran = stream.wait_idle();  // also after a failure: what is queued reads the lists
+  if (ran.ok() && !queued.ok()) ran = Status(StatusCode::kInternal, queued.message());
   if (!ran.ok()) {
     spent = true;
     return ran.with_context("resizing a lease");
@@ -331,6 +356,7 @@ Status TieredSequence::Impl::resize_tables(LeaseTables made, backend::Stream& st
   // A measure that lacks a few pages is no reason to end a sequence.
   if (noted.code() == StatusCode::kResourceExhausted) noted = ok_status();
   tables = std::move(made);
+  dead_slots.clear();
   residence = Residence::kTiered;
   spent = !noted.ok();
   return noted;
@@ -366,6 +392,10 @@ Status TieredSequence::resize(uint64_t lease_pages, backend::StreamRef stream) {
   if (lease == impl.tables.lease_pages()) return ok_status();
   if (all_flat && impl.residence == Residence::kResident) return ok_status();
   Status resized = base::guard_memory("a lease was resized", [&]() -> Status {
+    impl.publish_buried();
+    if (!impl.dead_slots.empty()) {
+      return Status(StatusCode::kUnavailable, "a lease whose dead pages are not noted yet");
+    }
     if (impl.residence == Residence::kResident) {
       if (impl.store.host() == nullptr || !impl.has_host || !impl.is_written_through()) {
         return Status(StatusCode::kUnavailable,

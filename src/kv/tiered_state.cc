@@ -34,6 +34,7 @@ TieredSequence::Impl::Impl(PageStore& owner_store, const SequenceShape& sequence
 
 TieredSequence::Impl::~Impl() {
   (void)transfer.wait_result();
+  (void)store.table_stream().wait_idle();  // its copies may read what goes now
   release_slots();
   HostPool* host = store.host();
   if (host == nullptr) return;
@@ -138,11 +139,15 @@ Status TieredSequence::Impl::take_slots(LeaseTables& made) {
   const uint64_t needed = slots_needed(lease);
   SPIN_RETURN_IF_ERROR(check_slots(needed));
   std::vector<PageHandle> taken(needed);
+  // Nothing after the slots are taken needs memory.
+  for (uint64_t i = 0; i < heads.size(); ++i) {
+    heads[i].slots.clear();
+    heads[i].slots.reserve(entries(static_cast<uint32_t>(i / geometry.kv_heads), lease));
+  }
   const bool allocated = store.fast().allocate(taken);
   SPIN_CHECK(allocated);
   // In runs over all heads, so that a short sequence touches little of what it leases.
   constexpr uint64_t kRunPages = 32;
-  for (HeadState& state : heads) state.slots.clear();
   auto next = taken.begin();
   uint64_t longest = 0;
   for (uint32_t layer = 0; layer < geometry.layers; ++layer) {
@@ -389,10 +394,11 @@ void TieredSequence::Impl::publish_buried() {
     if (dead_slots.empty()) return ok_status();
     uint64_t longest = 0;
     for (const SlotRange& range : dead_slots) longest = std::max(longest, range.count);
-    const std::vector<uint32_t> none(longest, kNoSlot);
     backend::Stream& stream = store.table_stream();
+    SPIN_RETURN_IF_ERROR(stream.wait_idle());  // of an earlier try that was cut short
+    no_slots.assign(longest, kNoSlot);
     for (const SlotRange& range : dead_slots) {
-      stream.enqueue_copy(range.slots, none.data(), range.count * sizeof(uint32_t));
+      stream.enqueue_copy(range.slots, no_slots.data(), range.count * sizeof(uint32_t));
     }
     SPIN_RETURN_IF_ERROR(stream.wait_idle());
     dead_slots.clear();

@@ -166,6 +166,8 @@ struct TieredSequence::Impl {
   Status prepare_form(uint64_t lease);
   // Takes note of a transfer that has come to its end.
   void settle();
+  // No transfer began: what was collected for it is not under way.
+  void forget_going();
   void collect_sealed(uint64_t most_pages, std::vector<PageCopy>& copies);
   Result<Transfer> write_through(uint64_t most_pages, const WriterEvent& written);
   bool is_written_through() const;
@@ -205,6 +207,7 @@ struct TieredSequence::Impl {
     uint64_t count = 0;
   };
   std::vector<SlotRange> dead_slots;
+  std::vector<uint32_t> no_slots;  // what is copied there
   // Host memory that kernels use: both counters [kv_heads].
   backend::Buffer shared;
   layout::RetrieveCounters* counters = nullptr;

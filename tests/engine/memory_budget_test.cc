@@ -126,6 +126,24 @@ TEST(SeparateMemory, ARefusalNamesTheMemoryThatIsShort) {
   EXPECT_THAT(plan_kv_budget(question, options).status().message(), HasSubstr("have 0.0 MiB"));
 }
 
+// A host tier does not stand in for slots in fast memory.
+TEST(MemoryBudget, APoolWithoutAPageForEachHeadIsRefused) {
+  EngineOptions options = on_gpu({"quest"});
+  options.host_memory_bytes = 1000 * kMiB;
+  const BudgetQuestion question = separate();
+  for (const uint64_t bytes : {uint64_t{1}, kColumns * question.geometry.page_bytes() - 1}) {
+    options.kv_cache_memory_bytes = bytes;
+    const auto budget = plan_kv_budget(question, options);
+    ASSERT_EQ(budget.status().code(), StatusCode::kResourceExhausted) << bytes;
+    EXPECT_EQ(budget.status().param(), "kv_cache_memory_bytes");
+    EXPECT_THAT(budget.status().message(), HasSubstr("a page for each of 6 heads"));
+  }
+  options.kv_cache_memory_bytes = kColumns * question.geometry.page_bytes();
+  const auto budget = plan_kv_budget(question, options);
+  ASSERT_TRUE(budget.ok()) << budget.status().to_string();
+  EXPECT_EQ(budget->pages, kColumns);
+}
+
 TEST(SeparateMemory, TheShareIsAboveZeroAndUpToOneAndOfAGpu) {
   EngineOptions options = on_gpu();
   for (const double share : {0.0, -0.5, 1.01, std::numeric_limits<double>::quiet_NaN()}) {
