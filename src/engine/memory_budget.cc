@@ -164,9 +164,9 @@ Result<KvBudget> plan_kv_budget(const BudgetQuestion& question, const EngineOpti
   const uint64_t columns = uint64_t{geometry.layers} * geometry.kv_heads;
   const uint64_t per_head =
       std::min(bytes / geometry.page_bytes(), kMaxPages) / columns;  // pages of each head
-  if (per_head == 0) {
+  const bool given = options.kv_cache_memory_bytes != 0;
+  if (per_head == 0 && (given || budget.host_bytes > 0)) {
     // Whoever set a size hears of that; else the host tier has left too little.
-    const bool given = options.kv_cache_memory_bytes != 0;
     return Status(StatusCode::kResourceExhausted,
                   fmt::format("{} are left for the KV cache in fast memory, and a page for each of "
                               "{} heads takes {}",

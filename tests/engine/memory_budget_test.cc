@@ -142,6 +142,10 @@ TEST(MemoryBudget, APoolWithoutAPageForEachHeadIsRefused) {
   const auto budget = plan_kv_budget(question, options);
   ASSERT_TRUE(budget.ok()) << budget.status().to_string();
   EXPECT_EQ(budget->pages, kColumns);
+  // Nobody set a size: the length is what does not fit.
+  BudgetQuestion tight = question;
+  tight.weight_bytes = 900 * kMiB - tight.reserve_bytes - 1;
+  EXPECT_EQ(plan_kv_budget(tight, on_gpu()).status().param(), "max_model_len");
 }
 
 TEST(SeparateMemory, TheShareIsAboveZeroAndUpToOneAndOfAGpu) {
